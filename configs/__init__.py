@@ -1,0 +1,1 @@
+"""Settings: what decides bytes (recipe) and what cannot (run)."""

@@ -1,0 +1,1 @@
+"""The language and its decoder: restoring needs only this package and a store."""

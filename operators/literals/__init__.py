@@ -1,0 +1,1 @@
+"""One file per encoding of a literal."""

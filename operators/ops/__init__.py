@@ -1,0 +1,1 @@
+"""One file per operator: both directions beside each other."""

@@ -1,0 +1,1 @@
+"""The jobs: archive, restore, verify and what belongs to them."""

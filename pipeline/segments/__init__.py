@@ -1,0 +1,1 @@
+"""One file per container format: how a file becomes segments."""

@@ -1,0 +1,1 @@
+"""The search: for each tensor, the program that produces its words in the fewest bytes."""
