@@ -1,0 +1,172 @@
+"""Compiled kernels on disk: one file per kernel and signature, safe to share and to lose.
+
+numba's own cache keeps an index per function, in which two cold processes can mix up their entries,
+does not notice damaged machine code, does not notice an edited callee in another file, and refuses
+to work where neither the package nor the home directory can be written. Here:
+
+- the name of a file is a digest of all that its code depends on: the sources of its module and of those
+  that it imports, the signature, the CPU and its features, numba, Python. Nothing is ever stale and
+  there is no index;
+- a file is written under another name and moved into place, so a reader sees all of it or nothing;
+- it begins with the digest of the rest. A damaged file is removed and compiled anew;
+- where nothing can be written, kernels are compiled in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import platform
+import re
+import stat
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core import compiler, serialize
+
+_DIGEST_BYTES = 32
+_PACKAGE = Path(__file__).parent
+
+
+@cache
+def source_digest(path: Path) -> str:
+    """Return the digest of the source at `path` and of all that it imports from this project."""
+    texts: dict[Path, bytes] = {}
+    pending = [path]
+    while pending:
+        source = pending.pop()
+        if source not in texts:
+            texts[source] = source.read_bytes()
+            for name in re.findall(rb"^\s*from (operators[.\w]+) import", texts[source], re.MULTILINE):
+                pending.append(_PACKAGE.parent.parent.joinpath(*name.decode().split(".")).with_suffix(".py"))
+    digest = hashlib.sha256(f"{numba.__version__} {platform.python_version()}".encode())
+    for source in sorted(texts):
+        digest.update(hashlib.sha256(texts[source]).digest())
+    return digest.hexdigest()[:16]
+
+
+def directories() -> list[Path]:
+    """Return where compiled kernels are looked for, in order; they are saved in the first that takes them.
+
+    ``BREVIS_CACHE_DIR`` or ``NUMBA_CACHE_DIR`` where set, and nothing else then. Otherwise beside the
+    sources (an image can ship warmed kernels, even read-only), the user's cache directory, and a
+    private directory below the temporary one, which needs neither a home nor a name for the user.
+    """
+    for name in ("BREVIS_CACHE_DIR", "NUMBA_CACHE_DIR"):
+        if os.environ.get(name):
+            return [Path(os.environ[name]) / "brevis-kernels"]
+    found = [_PACKAGE / "__pycache__"]
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    if user.is_absolute():
+        found.append(user / "brevis-kernels")
+    found.append(Path(tempfile.gettempdir()) / f"brevis-kernels-{os.getuid()}")
+    return found
+
+
+def _trusted(directory: Path) -> bool:
+    """Whether `directory` exists and nobody but its owner, root or this user, can plant code in it."""
+    try:
+        info = directory.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid in (0, os.getuid()) and not info.st_mode & 0o022
+
+
+def _usable(directory: Path) -> bool:
+    """Whether code may be loaded from `directory`; only the temporary one is open to others by nature."""
+    return directory.parent != Path(tempfile.gettempdir()) or _trusted(directory)
+
+
+class KernelCache:
+    """What a dispatcher of numba asks for compiled code (its ``_Cache`` interface).
+
+    Parameters
+    ----------
+    function : callable
+        The Python function of the kernel.
+    """
+
+    cache_path = None
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._path = Path(function.__code__.co_filename)
+        self._name = f"{self._path.stem}.{function.__name__}"
+        self._enabled = True
+
+    def enable(self) -> None:
+        self._enabled = True
+
+    def disable(self) -> None:
+        self._enabled = False
+
+    def flush(self) -> None:
+        """Do nothing: no entry is ever stale."""
+
+    def _file_name(self, signature: object, target: Any) -> str:
+        key = hashlib.sha256(f"{signature} {target.codegen().magic_tuple()}".encode()).hexdigest()[:16]
+        return f"{self._name}-{source_digest(self._path)}-{key}.kernel"
+
+    def load_overload(self, signature: object, target: Any) -> Any:
+        """Return the compile result of `signature`, or None where it has to be compiled."""
+        target.refresh()
+        if not self._enabled:
+            return None
+        name = self._file_name(signature, target)
+        for directory in directories():
+            path = directory / name
+            try:
+                data = path.read_bytes() if _usable(directory) else b""
+            except OSError:
+                continue
+            if not data:
+                continue
+            if hashlib.sha256(data[_DIGEST_BYTES:]).digest() == data[:_DIGEST_BYTES]:
+                # As numba does it: code of this user's own cache. Bytes of an archive never come here.
+                parts = pickle.loads(data[_DIGEST_BYTES:])  # noqa: S301
+                return compiler.CompileResult._rebuild(target, *parts)  # noqa: SLF001 -- numba's own way
+            _remove(path)
+        return None
+
+    def save_overload(self, signature: object, result: Any) -> None:
+        """Keep `result` in the first directory that takes it; a cache that cannot be written is no error."""
+        if not self._enabled:
+            return
+        name = self._file_name(signature, result.target_context)
+        body = serialize.dumps(result._reduce())  # noqa: SLF001 -- numba's own way
+        data = hashlib.sha256(body).digest() + body
+        for directory in directories():
+            try:
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if not _usable(directory):
+                    continue
+                _write(directory, name, data)
+            except OSError:
+                continue
+            if directory.parent == _PACKAGE:  # one version lives there: drop what edits have left behind
+                for path in directory.glob(f"{self._name}-*.kernel"):
+                    if source_digest(self._path) not in path.name:
+                        _remove(path)
+            return
+
+
+def _write(directory: Path, name: str, data: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=directory, prefix=".", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(temporary).replace(directory / name)
+    except OSError:
+        _remove(Path(temporary))
+        raise
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError:
+        pass
