@@ -1,1 +1,1 @@
-"""One file per operator: both directions beside each other."""
+"""One module per operator, both directions beside each other; the docstring is its specification."""

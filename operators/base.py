@@ -1,0 +1,233 @@
+"""The one interface of the language. Read this page first.
+
+A **stream** has a type ``b[n]``: `n` words of `b` bits. A **program** is a tree (`operators.program`):
+inner nodes are `Operator` objects, leaves are `Const` or literals. Types run from the root down:
+the type of a stream and the parameters of its operator fix the types of the children, so no length
+is ever read from a payload.
+
+An operator states one equation and gives it in both directions:
+
+- `Operator.targets`, used to write: the words that the children must produce so that the operator
+  produces `words`, or None if it cannot;
+- `Operator.source`, used to restore: given sources of the children, a source of the words.
+
+A **source** is pulled: ``source.read(out)`` fills `out` with the next ``out.size`` words. Restoring a
+segment pulls its root block by block, so that intermediate words stay in cache and memory stays
+bounded. An operator whose targets depend on each word alone is `pointwise`, and is written block by
+block too.
+
+A literal is coded by one of the `Encoding` objects: a first pass over its words gives a `Profile`,
+each encoding states from that profile the exact bytes that it needs (`Plan.n_bytes`), the cheapest
+writes in a second pass.
+
+A new operator or encoding is one file in ``ops/`` or ``literals/``. Being there registers it
+(`operators.registry`), and being registered puts it under the round-trip, damage and golden tests.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from operators.errors import FormatError
+from operators.words import Words, container
+
+BLOCK_WORDS = 1 << 17
+"""Words of a block: the unit in which large literals are coded and programs are executed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The type of a stream: `n_words` words of `width_bits` (1 to 64) bits."""
+
+    width_bits: int
+    n_words: int
+
+    def empty(self) -> Words:
+        """Return uninitialised words of this type."""
+        return np.empty(self.n_words, container(self.width_bits))
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the words in memory, each in its container."""
+        return self.n_words * container(self.width_bits).itemsize
+
+    def __str__(self) -> str:
+        return f"b{self.width_bits}[{self.n_words}]"
+
+
+class Source(ABC):
+    """Words of one stream, produced in order."""
+
+    @abstractmethod
+    def read(self, out: Words) -> None:
+        """Fill `out` with the next ``out.size`` words; the caller owns `out`.
+
+        Raises
+        ------
+        DamageError
+            The payload behind the source is damaged.
+        """
+
+
+class Operator(ABC):
+    """One production of the language; a frozen dataclass whose fields are its parameters."""
+
+    opcode: ClassVar[int]
+    """1 to 63, append-only: never reused, never renumbered."""
+    name: ClassVar[str]
+    """As in the text form."""
+    pointwise: ClassVar[bool] = False
+    """Whether word i of each target depends on word i alone."""
+
+    @property
+    @abstractmethod
+    def params(self) -> tuple[int, ...]:
+        """Parameters as non-negative integers, in the order of the text and of the wire."""
+
+    @classmethod
+    @abstractmethod
+    def from_params(cls, params: tuple[int, ...]) -> Self:
+        """Inverse of `params`. Raises FormatError for a wrong count; `children` checks the ranges."""
+
+    @property
+    def arity(self) -> int:
+        """Number of children; it depends on the parameters alone."""
+        return 1
+
+    @abstractmethod
+    def children(self, stream: Stream) -> tuple[Stream, ...]:
+        """Return the types of the children of a node that produces `stream`.
+
+        Raises
+        ------
+        FormatError
+            The parameters do not fit `stream`.
+        """
+
+    @abstractmethod
+    def targets(self, words: Words, stream: Stream) -> tuple[Words, ...] | None:
+        """Return what the children must produce, or None where this operator cannot produce `words`.
+
+        Parameters
+        ----------
+        words : Words, shape (stream.n_words,); a block of it where the operator is pointwise
+            Read only. The targets may share its memory.
+        """
+
+    @abstractmethod
+    def source(self, children: Sequence[Source], stream: Stream) -> Source:
+        """Return the source of `stream`, given one source per child, in order."""
+
+    def scratch_bytes(self, stream: Stream) -> int:
+        """Bytes beyond blocks that `source` holds while it is read, children not counted."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What one pass over the words of a literal tells.
+
+    Attributes
+    ----------
+    stream : Stream
+    counts : int64 array, shape (2**width_bits,), or None where a word is wider than 16 bits
+        How often each word occurs.
+    largest : int
+        The largest word, 0 for an empty stream.
+    lz_payload : bytes or None
+        The whole LZ payload, where a trial on the first block made it worth while.
+    """
+
+    stream: Stream
+    counts: NDArray[np.int64] | None
+    largest: int
+    lz_payload: bytes | None = None
+
+
+class Writer(ABC):
+    """Codes the words of one literal, block by block."""
+
+    @abstractmethod
+    def add(self, words: Words) -> None:
+        """Code the next block: `BLOCK_WORDS` words, fewer only in the last one. `words` is not kept."""
+
+    @abstractmethod
+    def finish(self) -> bytes:
+        """Return the payload; its length is that of the plan."""
+
+
+class Plan(ABC):
+    """One way to code a literal whose profile is known."""
+
+    n_bytes: int
+    """Bytes of the payload: exact, or an upper bound that exceeds it by the padding of blocks."""
+
+    @abstractmethod
+    def writer(self) -> Writer:
+        """Return a writer of the payload."""
+
+
+class Encoding(ABC):
+    """How the words of a literal become bytes."""
+
+    code: ClassVar[int]
+    """64 to 127, append-only; shares the byte with `Operator.opcode`."""
+    name: ClassVar[str]
+
+    @abstractmethod
+    def plan(self, profile: Profile) -> Plan | None:
+        """Return how this encoding would code the literal, or None where it does not apply."""
+
+    @abstractmethod
+    def source(self, payload: memoryview, stream: Stream) -> Source:
+        """Return the source of a payload; every table and length in it is checked before use.
+
+        Raises
+        ------
+        FormatError
+            The payload cannot be one of this encoding for `stream`.
+        """
+
+
+class BlockSource(Source):
+    """A source that decodes whole blocks, whatever the sizes it is read in.
+
+    Subclasses give `decode_block`; reads that fall on block boundaries decode into the caller's
+    buffer, others go through one block of scratch.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._position = 0
+        self._scratch: Words | None = None
+
+    @abstractmethod
+    def decode_block(self, index: int, out: Words) -> None:
+        """Fill `out` with block `index`, whole."""
+
+    def read(self, out: Words) -> None:
+        if self._position + out.size > self.stream.n_words:
+            raise FormatError(f"at most {self.stream.n_words} words", f"a read of {self._position + out.size}")
+        done = 0
+        while done < out.size:
+            index, offset = divmod(self._position, BLOCK_WORDS)
+            block_words = min(BLOCK_WORDS, self.stream.n_words - index * BLOCK_WORDS)
+            if offset == 0 and out.size - done >= block_words:
+                self.decode_block(index, out[done : done + block_words])
+                taken = block_words
+            else:
+                if self._scratch is None:
+                    self._scratch = np.empty(min(BLOCK_WORDS, self.stream.n_words), container(self.stream.width_bits))
+                block = self._scratch[:block_words]
+                if offset == 0:
+                    self.decode_block(index, block)
+                taken = min(block_words - offset, out.size - done)
+                out[done : done + taken] = block[offset : offset + taken]
+            done += taken
+            self._position += taken

@@ -1,0 +1,84 @@
+"""The one table of rules that every program passes before anything is allocated for it.
+
+Programs that the search made and programs read from an archive go through the same `check`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from operators import limits
+from operators.base import BLOCK_WORDS, Stream
+from operators.errors import ArchiveError, FormatError, LimitError
+from operators.program import Literal, Node, count_node
+from operators.words import container
+
+WORD_BITS = (8, 16, 32, 64)
+"""Widths of the words of a segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a checked program will need.
+
+    Attributes
+    ----------
+    literals : tuple of Stream
+        Types of the literals, in pre-order.
+    scratch_bytes : int
+        Upper bound of the memory that restoring holds beside the payloads and the result.
+    work_words : int
+        Words that all nodes together write.
+    """
+
+    literals: tuple[Stream, ...]
+    scratch_bytes: int
+    work_words: int
+
+
+def check(program: Node, stream: Stream) -> Checked:
+    """Verify types, exact lengths and limits of `program` as a producer of `stream`.
+
+    Raises
+    ------
+    FormatError
+        A node does not fit its type; the message names the node by its path.
+    LimitError
+        The program, or what it would need, is beyond a limit of the format.
+    """
+    if stream.width_bits not in WORD_BITS:
+        raise FormatError(f"words of {WORD_BITS} bits", str(stream.width_bits))
+    if not 0 <= stream.n_bytes <= limits.SEGMENT_BYTES:
+        raise LimitError(f"a segment of at most {limits.SEGMENT_BYTES} bytes", str(stream.n_bytes))
+    literals: list[Stream] = []
+    nodes = scratch_bytes = work_words = 0
+
+    def visit(node: Node, produced: Stream, path: str, depth: int) -> None:
+        nonlocal nodes, scratch_bytes, work_words
+        nodes = count_node(nodes, depth)
+        work_words += produced.n_words
+        scratch_bytes += min(produced.n_words, BLOCK_WORDS) * container(produced.width_bits).itemsize
+        if isinstance(node.op, Literal):
+            literals.append(produced)
+            return
+        where = f"{path}/{node.op.name}"
+        try:
+            children = node.op.children(produced)
+        except ArchiveError as error:
+            raise type(error)(error.expected, error.found, where, error.next_step) from None
+        if len(children) != len(node.children):
+            raise FormatError(f"{len(children)} children", str(len(node.children)), where)
+        scratch_bytes += node.op.scratch_bytes(produced)
+        for child, child_stream in zip(node.children, children, strict=True):
+            visit(child, child_stream, where, depth + 1)
+
+    visit(program, stream, "", 1)
+    if len(literals) > limits.PROGRAM_LITERALS:
+        raise LimitError(f"at most {limits.PROGRAM_LITERALS} literals", str(len(literals)))
+    most_scratch = 2 * stream.n_bytes + limits.SCRATCH_FIXED_BYTES
+    if scratch_bytes > most_scratch:
+        raise LimitError(f"a program that needs at most {most_scratch} bytes of scratch", str(scratch_bytes))
+    most_work = limits.WORK_FACTOR * stream.n_words + limits.WORK_FIXED_WORDS
+    if work_words > most_work:
+        raise LimitError(f"a program that writes at most {most_work} words", str(work_words))
+    return Checked(tuple(literals), scratch_bytes, work_words)

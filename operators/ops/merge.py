@@ -1,0 +1,84 @@
+"""``merge[w0, w1, ...]``: each word is put together from one word of every child, the first one lowest.
+
+Word i is ``x0[i] | x1[i] << w0 | x2[i] << (w0 + w1) | ...``.
+
+Type: ``merge[w0, ..., wk](w0[n], ..., wk[n]) : b[n]`` with every wi > 0 and their sum b.
+
+One operator serves for cuts at any bit, for float fields (``merge[5,10,1]``: five mantissa bits, the
+exponent with the two top mantissa bits, the sign of a BF16), for byte planes (``merge[8,8,8,8]``) and for
+bit planes.
+
+Example: ``merge[4,4]`` of 1, 2 and 15, 0 as ``b8[2]`` is 241, 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from operators.base import BLOCK_WORDS, Operator, Source, Stream
+from operators.errors import FormatError
+from operators.kernels.fields import join_field, split_field
+from operators.words import Words, container
+
+
+@dataclass(frozen=True, slots=True)
+class Merge(Operator):
+    """Bit fields."""
+
+    opcode = 4
+    name = "merge"
+    pointwise = True
+    widths: tuple[int, ...]
+
+    @property
+    def params(self) -> tuple[int, ...]:
+        return self.widths
+
+    @classmethod
+    def from_params(cls, params: tuple[int, ...]) -> Self:
+        if len(params) < 2:
+            raise FormatError("at least two widths of merge", str(len(params)))
+        return cls(params)
+
+    @property
+    def arity(self) -> int:
+        return len(self.widths)
+
+    def children(self, stream: Stream) -> tuple[Stream, ...]:
+        if min(self.widths) <= 0 or sum(self.widths) != stream.width_bits:
+            raise FormatError(f"widths that sum to {stream.width_bits}", str(self.widths))
+        return tuple(Stream(width, stream.n_words) for width in self.widths)
+
+    def targets(self, words: Words, stream: Stream) -> tuple[Words, ...] | None:
+        fields = []
+        shift = 0
+        for width in self.widths:
+            field = np.empty(words.size, container(width))
+            split_field(words, shift, width, field)
+            fields.append(field)
+            shift += width
+        return tuple(fields)
+
+    def source(self, children: Sequence[Source], stream: Stream) -> Source:
+        return _MergeSource(children, self.widths, min(BLOCK_WORDS, stream.n_words))
+
+
+class _MergeSource(Source):
+    def __init__(self, children: Sequence[Source], widths: tuple[int, ...], block_words: int) -> None:
+        self.children = children
+        self.widths = widths
+        self.fields = [np.empty(block_words, container(width)) for width in widths]
+
+    def read(self, out: Words) -> None:
+        for start in range(0, out.size, BLOCK_WORDS):
+            block = out[start : start + BLOCK_WORDS]
+            shift = 0
+            for child, width, scratch in zip(self.children, self.widths, self.fields, strict=True):
+                field = scratch[: block.size]
+                child.read(field)
+                join_field(field, shift, block)
+                shift += width

@@ -1,0 +1,63 @@
+"""What several operators share; defines no operator."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from operators.base import Operator, Source, Stream
+from operators.errors import FormatError
+from operators.words import Words
+
+
+def one_param(name: str, params: tuple[int, ...]) -> int:
+    """Return the only parameter. Raises FormatError for another count."""
+    if len(params) != 1:
+        raise FormatError(f"one parameter of {name}", str(len(params)))
+    return params[0]
+
+
+def no_params(name: str, params: tuple[int, ...]) -> None:
+    """Raise FormatError if there are parameters."""
+    if params:
+        raise FormatError(f"no parameter of {name}", str(len(params)))
+
+
+class WordMap(Operator):
+    """A bijection of single words; the child has the type of the parent.
+
+    Subclasses give `forward` (child to parent) and `backward`, on whole arrays, in place.
+    """
+
+    pointwise: ClassVar[bool] = True
+
+    @abstractmethod
+    def forward(self, words: Words, width_bits: int) -> None:
+        """Turn the child's words into this node's, in place."""
+
+    @abstractmethod
+    def backward(self, words: Words, width_bits: int) -> None:
+        """Inverse of `forward`, in place."""
+
+    def children(self, stream: Stream) -> tuple[Stream, ...]:
+        return (stream,)
+
+    def targets(self, words: Words, stream: Stream) -> tuple[Words, ...] | None:
+        target = words.copy()
+        self.backward(target, stream.width_bits)
+        return (target,)
+
+    def source(self, children: Sequence[Source], stream: Stream) -> Source:
+        return _MapSource(self, children[0], stream.width_bits)
+
+
+class _MapSource(Source):
+    def __init__(self, op: WordMap, child: Source, width_bits: int) -> None:
+        self.op = op
+        self.child = child
+        self.width_bits = width_bits
+
+    def read(self, out: Words) -> None:
+        self.child.read(out)
+        self.op.forward(out, self.width_bits)

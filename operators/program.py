@@ -1,0 +1,204 @@
+"""Programs: the tree, its text and its wire form.
+
+Text::
+
+    program := name [ "[" integer { "," integer } "]" ] [ "(" program { "," program } ")" ]
+
+for example ``merge[6,10](bitpack, huffman)`` or ``scan_add[1](raw, const[64])``. A literal is written as
+the name of its encoding, or as ``lit`` where the emitter is still to choose one.
+
+Wire: the nodes in pre-order. An operator is its opcode, the varint count of its parameters, and each
+as a varint; a literal is the code of its encoding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from operators import limits
+from operators.base import Operator
+from operators.errors import FormatError, LimitError, UnsupportedError
+from operators.registry import ENCODINGS, ENCODINGS_BY_NAME, OPERATORS, OPERATORS_BY_NAME
+from operators.wire import Reader, put_varint
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Words given by a payload; `encoding` is the name of its encoding, empty while undecided."""
+
+    encoding: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of a program."""
+
+    op: Operator | Literal
+    children: tuple[Node, ...] = ()
+
+    def __str__(self) -> str:
+        if isinstance(self.op, Literal):
+            return self.op.encoding or "lit"
+        text = self.op.name
+        if self.op.params:
+            text += f"[{','.join(map(str, self.op.params))}]"
+        if self.children:
+            text += f"({', '.join(map(str, self.children))})"
+        return text
+
+    def literals(self) -> Iterator[Node]:
+        """Yield the literals in pre-order: the order of their payloads."""
+        if isinstance(self.op, Literal):
+            yield self
+        for child in self.children:
+            yield from child.literals()
+
+    def with_encodings(self, encodings: Iterator[str]) -> Node:
+        """Return the same program with its literals, in pre-order, coded by `encodings`."""
+        if isinstance(self.op, Literal):
+            return Node(Literal(next(encodings)))
+        return Node(self.op, tuple(child.with_encodings(encodings) for child in self.children))
+
+
+LIT = Node(Literal())
+"""The program that exists for every input: the words themselves."""
+
+Program: TypeAlias = Node
+
+_TOKEN = re.compile(r"\s*([a-z][a-z0-9_]*|[0-9]+|[\[\](),])")
+
+
+def parse(text: str) -> Node:
+    """Parse the text form.
+
+    Raises
+    ------
+    FormatError
+        `text` is not a program; the message names the place.
+    LimitError
+        The program is larger than the format allows.
+    """
+    if len(text) > limits.PROGRAM_BYTES:
+        raise LimitError(f"a program of at most {limits.PROGRAM_BYTES} characters", str(len(text)))
+    tokens = []
+    position = 0
+    while text[position:].strip():
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise FormatError("a name, a number or one of [](),", repr(text[position : position + 10]), f"@{position}")
+        tokens.append(match[1])
+        position = match.end()
+    return _Parser(tokens).program()
+
+
+class _Parser:
+    """Recursive descent over tokens; depth and nodes are limited as on the wire."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self.tokens = tokens
+        self.position = 0
+        self.nodes = 0
+
+    def program(self) -> Node:
+        node = self.node(1)
+        if self.position != len(self.tokens):
+            raise FormatError("the end of the program", repr(self.tokens[self.position]))
+        return node
+
+    def peek(self) -> str:
+        return self.tokens[self.position] if self.position < len(self.tokens) else ""
+
+    def take(self, expected: str) -> None:
+        if self.peek() != expected:
+            raise FormatError(repr(expected), repr(self.peek()), f"token {self.position}")
+        self.position += 1
+
+    def node(self, depth: int) -> Node:
+        self.nodes = count_node(self.nodes, depth)
+        name = self.peek()
+        self.position += 1
+        if name == "lit":
+            return LIT
+        if name in ENCODINGS_BY_NAME:
+            return Node(Literal(name))
+        if name not in OPERATORS_BY_NAME:
+            raise FormatError("the name of an operator or encoding", repr(name), f"token {self.position - 1}")
+        params = []
+        if self.peek() == "[":
+            self.position += 1
+            while True:
+                if not self.peek().isdigit():
+                    raise FormatError("an integer", repr(self.peek()), f"token {self.position}")
+                params.append(_parameter(int(self.peek())))
+                self.position += 1
+                if self.peek() != ",":
+                    break
+                self.position += 1
+            self.take("]")
+        op = OPERATORS_BY_NAME[name].from_params(tuple(params))
+        children = []
+        for index in range(op.arity):
+            self.take("," if index else "(")
+            children.append(self.node(depth + 1))
+        if children:
+            self.take(")")
+        return Node(op, tuple(children))
+
+
+def put_program(out: bytearray, node: Node) -> None:
+    """Append the wire form of `node`, whose literals all have an encoding."""
+    if isinstance(node.op, Literal):
+        out.append(ENCODINGS_BY_NAME[node.op.encoding].code)
+        return
+    out.append(node.op.opcode)
+    put_varint(out, len(node.op.params))
+    for param in node.op.params:
+        put_varint(out, param)
+    for child in node.children:
+        put_program(out, child)
+
+
+def take_program(reader: Reader) -> Node:
+    """Read a wire form.
+
+    Raises
+    ------
+    FormatError, LimitError
+        What follows is not a program.
+    UnsupportedError
+        An opcode is not known to this reader.
+    """
+    nodes = 0
+
+    def take(depth: int) -> Node:
+        nonlocal nodes
+        nodes = count_node(nodes, depth)
+        where = f"@{reader.position}"
+        code = reader.byte()
+        if code in ENCODINGS:
+            return Node(Literal(ENCODINGS[code].name))
+        if code not in OPERATORS:
+            raise UnsupportedError("a known opcode", str(code), where, "read it with a newer version")
+        n_params = reader.varint(limits.OPERATOR_PARAMS)
+        op = OPERATORS[code].from_params(tuple(reader.varint() for _ in range(n_params)))
+        return Node(op, tuple(take(depth + 1) for _ in range(op.arity)))
+
+    return take(1)
+
+
+def count_node(nodes: int, depth: int) -> int:
+    """Return ``nodes + 1``. Raises LimitError where the program is too large or too deep."""
+    if depth > limits.PROGRAM_DEPTH:
+        raise LimitError(f"a program at most {limits.PROGRAM_DEPTH} deep", f"depth {depth}")
+    if nodes >= limits.PROGRAM_NODES:
+        raise LimitError(f"a program of at most {limits.PROGRAM_NODES} nodes", "more")
+    return nodes + 1
+
+
+def _parameter(value: int) -> int:
+    if value >= 1 << 64:
+        raise FormatError("a parameter below 2**64", str(value))
+    return value

@@ -1,0 +1,250 @@
+"""Programs at work: words to records, records to words.
+
+`encode` is the only emitter: what it writes is what the search weighs, so a cost cannot drift from the
+bytes. `execute` is the only interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from blake3 import blake3
+
+from operators.base import BLOCK_WORDS, Plan, Source, Stream, Writer
+from operators.check import check
+from operators.errors import DigestError, FormatError, UnsupportedError
+from operators.literals.profile import Profiler, choose
+from operators.program import Literal, Node
+from operators.record import Record, put_record, take_record
+from operators.registry import ENCODINGS_BY_NAME
+from operators.words import Bytes, Words
+
+Books = Mapping[bytes, object]
+"""Codebooks by id. No encoding of this version uses one."""
+
+READ_WORDS = BLOCK_WORDS
+"""Words pulled from the root at once: intermediate words stay in cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A record and what it is made of.
+
+    Attributes
+    ----------
+    record : bytes
+    program : Node
+        With the encodings that were chosen.
+    literals : tuple of (Stream, int)
+        Type and payload bytes of each literal, in pre-order.
+    """
+
+    record: bytes
+    program: Node
+    literals: tuple[tuple[Stream, int], ...]
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of all payloads."""
+        return sum(n_bytes for _, n_bytes in self.literals)
+
+
+def digest_of(data: Bytes | Words) -> bytes:
+    """Return the BLAKE3-256 digest of `data`."""
+    return blake3(bytes_of(data)).digest()
+
+
+def bytes_of(data: Bytes | Words) -> memoryview:
+    """View `data` as bytes; shares its memory."""
+    if not len(data):
+        return memoryview(b"")  # an empty view cannot be cast
+    return (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
+
+
+def encode(program: Node, words: Words, digest: bytes | None = None) -> Encoded | None:
+    """Write `words` as a record of `program`.
+
+    Literals without an encoding get the one whose payload is smallest.
+
+    Parameters
+    ----------
+    program : Node
+    words : Words, shape (n,)
+        Read only, at most `limits.SEGMENT_BYTES`.
+    digest : bytes, optional
+        BLAKE3 of the bytes of `words`, where the caller has it already.
+
+    Returns
+    -------
+    Encoded or None
+        None where `program` cannot produce `words`.
+
+    Raises
+    ------
+    FormatError, LimitError
+        `program` is ill-typed for `words`.
+    """
+    stream = Stream(words.dtype.itemsize * 8, words.size)
+    leaves = [_Leaf(leaf_stream) for leaf_stream in check(program, stream).literals]
+    by_block = _by_block(program) and words.size > BLOCK_WORDS
+    for leaf in leaves:
+        # Targets of a whole stream are worth keeping between the passes, those of a block are not.
+        leaf.kept = None if by_block else []
+    if not _feed(program, words, stream, leaves):
+        return None
+    encodings = [literal.op.encoding for literal in program.literals() if isinstance(literal.op, Literal)]
+    chosen = [leaf.plan(encoding) for leaf, encoding in zip(leaves, encodings, strict=True)]
+    if by_block:
+        _feed(program, words, stream, leaves)
+    payloads = [leaf.finish() for leaf in leaves]
+    coded = program.with_encodings(iter(chosen))
+    record = put_record(stream, coded, digest or digest_of(words), payloads)
+    literals = tuple((leaf.stream, len(payload)) for leaf, payload in zip(leaves, payloads, strict=True))
+    return Encoded(record, coded, literals)
+
+
+def execute(
+    record: Bytes, books: Books | None = None, *, n_bytes: int | None = None, out: Words | None = None
+) -> Words:
+    """Restore the words of a record.
+
+    Parameters
+    ----------
+    record : bytes-like
+        One whole record. Read only.
+    books : mapping, optional
+        Codebooks that the record may name.
+    n_bytes : int, optional
+        What the manifest promises; anything else is refused before allocation.
+    out : Words, optional
+        Caller's buffer of the record's type. By default a new array.
+
+    Returns
+    -------
+    Words
+        `out`, or the new array.
+
+    Raises
+    ------
+    DamageError
+        The record is malformed, over a limit, or decodes to words of another digest.
+    UnsupportedError
+        The record needs a newer reader, or a codebook that is not among `books`.
+    """
+    parsed = take_record(record)
+    for book_id in parsed.book_ids:
+        if book_id not in (books or {}):
+            raise UnsupportedError("the codebooks of the record", f"none with id {book_id.hex()}", "record header")
+    stream = parsed.stream
+    if n_bytes is not None and stream.n_bytes != n_bytes:
+        raise FormatError(f"a record of {n_bytes} decoded bytes", str(stream.n_bytes))
+    root = open_source(parsed)
+    words = stream.empty() if out is None else out
+    if words.size != stream.n_words or words.dtype.itemsize * 8 != stream.width_bits:
+        raise FormatError(f"a buffer of {stream}", f"{words.dtype}[{words.size}]")
+    hasher = blake3()
+    for start in range(0, words.size, READ_WORDS):
+        block = words[start : start + READ_WORDS]
+        root.read(block)
+        hasher.update(bytes_of(block))
+    if hasher.digest() != parsed.digest:
+        raise DigestError(parsed.digest.hex(), hasher.hexdigest(), "record", "restore this segment from another copy")
+    return words
+
+
+def open_source(record: Record) -> Source:
+    """Check the program of `record` and return the source of its words."""
+    streams = check(record.program, record.stream).literals
+    leaves = iter(zip(record.payloads, streams, strict=True))
+
+    def open_node(node: Node, stream: Stream) -> Source:
+        if isinstance(node.op, Literal):
+            payload, leaf_stream = next(leaves)
+            return ENCODINGS_BY_NAME[node.op.encoding].source(payload, leaf_stream)
+        children = node.op.children(stream)
+        return node.op.source([open_node(*pair) for pair in zip(node.children, children, strict=True)], stream)
+
+    return open_node(record.program, record.stream)
+
+
+class _Leaf:
+    """One literal on its way to bytes: profiled in a first pass, written in a second."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.kept: list[Words] | None = None
+        self.profiler: Profiler | None = Profiler(stream)
+        self.writer: Writer | None = None
+
+    def add(self, words: Words) -> None:
+        if self.profiler is not None:
+            self.profiler.add(words)
+            if self.kept is not None:
+                self.kept.append(words)
+        elif self.writer is not None:
+            self.writer.add(words)
+
+    def plan(self, encoding: str) -> str:
+        """End the first pass; return the name of the encoding that will write."""
+        assert self.profiler is not None
+        profile = self.profiler.finish()
+        self.profiler = None
+        plan: Plan | None
+        if encoding:
+            plan = ENCODINGS_BY_NAME[encoding].plan(profile)
+            if plan is None:
+                raise FormatError(f"an encoding of {self.stream}", encoding)
+        else:
+            encoding, plan = choose(profile)
+        self.writer = plan.writer()
+        return encoding
+
+    def finish(self) -> bytes:
+        """End the second pass; return the payload."""
+        assert self.writer is not None
+        for words in self.kept or ():
+            self.writer.add(words)
+        return self.writer.finish()
+
+
+def _by_block(node: Node) -> bool:
+    """Whether the targets of every node below depend on each word alone."""
+    return isinstance(node.op, Literal) or (node.op.pointwise and all(map(_by_block, node.children)))
+
+
+def _blocks(words: Words) -> Iterator[Words]:
+    for start in range(0, words.size, BLOCK_WORDS):
+        yield words[start : start + BLOCK_WORDS]
+
+
+def _feed(node: Node, words: Words, stream: Stream, leaves: Sequence[_Leaf]) -> bool:
+    """Hand the targets of the literals below `node` to `leaves`; False where `node` cannot produce `words`."""
+    if _by_block(node):
+        return all(_feed_block(node, block, stream, iter(leaves)) for block in _blocks(words))
+    assert not isinstance(node.op, Literal)
+    targets = node.op.targets(words, stream)
+    if targets is None:
+        return False
+    first = 0
+    for child, target, child_stream in zip(node.children, targets, node.op.children(stream), strict=True):
+        count = sum(1 for _ in child.literals())
+        if not _feed(child, target, child_stream, leaves[first : first + count]):
+            return False
+        first += count
+    return True
+
+
+def _feed_block(node: Node, block: Words, stream: Stream, leaves: Iterator[_Leaf]) -> bool:
+    if isinstance(node.op, Literal):
+        next(leaves).add(block)
+        return True
+    targets = node.op.targets(block, stream)
+    if targets is None:
+        return False
+    children = node.op.children(stream)
+    return all(
+        _feed_block(child, target, child_stream, leaves)
+        for child, target, child_stream in zip(node.children, targets, children, strict=True)
+    )
