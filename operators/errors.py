@@ -16,6 +16,7 @@
     │   └── ChangedError             the object is no longer the planned generation
     ├── NothingMatchedError   5      widen the filters
     ├── ArchiveNotFoundError  10     check the location of the archive
+    ├── InternalError         1      a fault of ours, or a worker that died: report it
     ├── ConflictError         11     another run committed first: run again
     └── StoppedError          143    the run was told to stop: run again to resume
 
@@ -138,6 +139,12 @@ class ArchiveNotFoundError(ArchiveError):
 
     kind = "archive_not_found"
     exit_code = 10
+
+
+class InternalError(ArchiveError):
+    """A worker raised something that is not an `ArchiveError`, or died."""
+
+    kind = "internal"
 
 
 class ConflictError(ArchiveError):

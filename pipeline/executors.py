@@ -1,0 +1,162 @@
+"""Where the work of a command runs: in this process, or in a pool of spawned processes.
+
+A `Job` is a frozen, picklable description; each worker opens it once and calls the result with one item
+after the other. Items and results are small frozen dataclasses: tensor bytes move between a worker and
+the stores only. `on_ray.py` runs the same jobs in actors. Whatever runs them, results are the same.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from operators.errors import ArchiveError, ChangedError, DeniedError, InternalError, NotFoundError, StoreError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_Item_contra = TypeVar("_Item_contra", contravariant=True)
+_Result_co = TypeVar("_Result_co", covariant=True)
+
+
+class Job(Protocol[_Item_contra, _Result_co]):
+    """What a worker needs to know before its first item; pickled once per worker."""
+
+    def open(self) -> Callable[[_Item_contra], _Result_co]:
+        """Open stores, load the prior; called once in each worker."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[Item, Result]):
+    """What became of one item: a result, or the error that it failed with in the end."""
+
+    item: Item
+    result: Result | None
+    error: ArchiveError | None
+
+
+class Executor(Protocol):
+    """Runs the items of a job."""
+
+    def run(self, job: Job[Item, Result], items: Sequence[Item]) -> Iterator[Outcome[Item, Result]]:
+        """Yield the outcome of every item, in any order."""
+        ...
+
+
+def attempt(work: Callable[[Item], Result], item: Item) -> Outcome[Item, Result]:
+    """Call `work`; an error becomes an outcome that pickles."""
+    try:
+        return Outcome(item, work(item), None)
+    except ArchiveError as error:
+        return Outcome(item, None, error)
+    except Exception:  # noqa: BLE001 -- a worker goes on after any fault; the text of it reaches the report
+        return Outcome(item, None, InternalError("no fault in a worker", traceback.format_exc()))
+
+
+def may_retry(error: ArchiveError) -> bool:
+    """Whether another attempt can end otherwise: a store that failed, a worker that died."""
+    lasting = isinstance(error, ChangedError | DeniedError | NotFoundError)
+    return isinstance(error, InternalError) or (isinstance(error, StoreError) and not lasting)
+
+
+@dataclass(frozen=True, slots=True)
+class SerialExecutor:
+    """Runs in this process.
+
+    Attributes
+    ----------
+    retries : int
+        How often a failed item is tried again.
+    """
+
+    retries: int
+
+    def run(self, job: Job[Item, Result], items: Sequence[Item]) -> Iterator[Outcome[Item, Result]]:
+        work = job.open()
+        for item in items:
+            outcome = attempt(work, item)
+            for _ in range(self.retries):
+                if outcome.error is None or not may_retry(outcome.error):
+                    break
+                outcome = attempt(work, item)
+            yield outcome
+
+
+@dataclass(frozen=True, slots=True)
+class PoolExecutor:
+    """Runs in spawned processes, so that nothing of this process is shared by accident.
+
+    Attributes
+    ----------
+    workers : int
+        Number of processes.
+    retries : int
+        How often a failed item is tried again; an item whose worker died counts as failed.
+    in_flight : int
+        Items handed out and not yet done, per worker.
+    """
+
+    workers: int
+    retries: int
+    in_flight: int
+
+    def run(self, job: Job[Item, Result], items: Sequence[Item]) -> Iterator[Outcome[Item, Result]]:
+        waiting = deque((item, 0) for item in items)
+        while waiting:
+            yield from self._one_pool(job, waiting)
+
+    def _one_pool(self, job: Job[Item, Result], waiting: deque[tuple[Item, int]]) -> Iterator[Outcome[Item, Result]]:
+        """Serve `waiting` until it is empty or a worker dies, which breaks the pool: then its items go back."""
+        workers = min(self.workers, len(waiting))
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, context, _open_in_worker, (job,)) as pool:
+            running: dict[Future[Outcome[Item, Result]], tuple[Item, int]] = {}
+            broken = False
+            while running or (waiting and not broken):
+                while waiting and not broken and len(running) < workers * self.in_flight:
+                    item, tries = waiting.popleft()
+                    try:
+                        running[pool.submit(_work_in_worker, item)] = (item, tries)
+                    except BrokenProcessPool:
+                        waiting.appendleft((item, tries))
+                        broken = True
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    item, tries = running.pop(future)
+                    try:
+                        outcome = future.result()
+                    except BrokenProcessPool:
+                        broken = True
+                        died = InternalError("a worker that ends its item", "one that died", "", "see its log")
+                        outcome = Outcome(item, None, died)
+                    if outcome.error is not None and may_retry(outcome.error) and tries < self.retries:
+                        waiting.append((item, tries + 1))
+                    else:
+                        yield outcome
+
+
+_work: Callable[[Any], Any] | None = None
+"""The opened job of this pool worker; a pool runs one job."""
+
+
+def _open_in_worker(job: Job[Any, Any]) -> None:
+    global _work  # noqa: PLW0603 -- a pool hands state to its workers through globals only
+    _work = job.open()
+
+
+def _work_in_worker(item: Any) -> Outcome[Any, Any]:
+    assert _work is not None
+    return attempt(_work, item)
+
+
+def local_executor(workers: int, retries: int, in_flight: int) -> Executor:
+    """Return the executor for `workers` processes on this machine; 0 takes one per CPU, 1 this process."""
+    workers = workers or len(os.sched_getaffinity(0))
+    return SerialExecutor(retries) if workers == 1 else PoolExecutor(workers, retries, in_flight)
