@@ -1,0 +1,292 @@
+"""What the search counts: histograms of bit fields, entropies, exact structure with an early exit.
+
+Integers only, so that a cost is the same on every machine, compiled or not. Logarithms come from a table
+of the caller in units of 2**-20 bit; the sums ``x * log2(x)`` of up to 2**26 words stay below 2**52.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from operators.kernels.jit import kernel
+
+LOG_SCALE_BITS = 20
+"""Logarithms are integers in units of ``2**-LOG_SCALE_BITS`` bit."""
+LOG_TABLE_SIZE = (1 << 16) + 1
+"""Entries of a table of logarithms, from 0."""
+
+
+@kernel("counts", "summary")
+def tally(words: Any, shift: int, mask: int, counts: Any, summary: Any) -> None:
+    """Count the bit field ``(word >> shift) & mask`` of every word.
+
+    Parameters
+    ----------
+    words : Words
+    shift : int
+    mask : int
+        At most 16 bits.
+    counts : int64 array, shape (mask + 1,)
+        Increased.
+    summary : int64 array, shape (2,)
+        Set to the fields equal to the one before, and to the or of all differences to the first.
+    """
+    equal = 0
+    varying = np.uint64(0)
+    down = np.uint64(shift)
+    keep = np.uint64(mask)
+    if words.size:
+        first = (np.uint64(words[0]) >> down) & keep
+        previous = first ^ np.uint64(1)
+        for i in range(words.size):
+            word = (np.uint64(words[i]) >> down) & keep
+            counts[word] += 1
+            equal += word == previous
+            varying |= word ^ first
+            previous = word
+        equal = int(equal)
+    summary[0] = equal
+    summary[1] = np.int64(varying)
+
+
+@kernel("slots", "hits", "summary")
+def tally_wide(words: Any, slots: Any, hits: Any, summary: Any) -> int:
+    """Count the distinct words of any width in a hash table.
+
+    Parameters
+    ----------
+    words : Words
+    slots, hits : uint64 and int64 arrays, shape (2**k,), more than ``words.size``
+        `hits` is zero on entry; afterwards it begins with the counts of the distinct words, in the order in
+        which they first occur, and `slots` with the words.
+    summary : uint64 array, shape (4,)
+        Set to the words equal to the one before, the or of all differences to the first, the smallest word
+        and the largest.
+
+    Returns
+    -------
+    int
+        How many distinct words there are.
+    """
+    wrap = np.uint64(slots.size - 1)
+    spread = np.uint64(0x9E3779B97F4A7C15)
+    equal = 0
+    varying = np.uint64(0)
+    smallest = np.uint64(0xFFFFFFFFFFFFFFFF)
+    largest = np.uint64(0)
+    if words.size:
+        first = np.uint64(words[0])
+        previous = first ^ np.uint64(1)
+        for i in range(words.size):
+            word = np.uint64(words[i])
+            equal += word == previous
+            varying |= word ^ first
+            if word < smallest:
+                smallest = word
+            if word > largest:
+                largest = word
+            previous = word
+            place = ((word * spread) >> np.uint64(32)) & wrap
+            while hits[place] and slots[place] != word:
+                place = (place + np.uint64(1)) & wrap
+            slots[place] = word
+            hits[place] += 1
+    n_distinct = 0
+    for place in range(slots.size):
+        if hits[place]:
+            word, count = slots[place], hits[place]
+            hits[place] = 0
+            slots[n_distinct] = word
+            hits[n_distinct] = count
+            n_distinct += 1
+    summary[0] = np.uint64(equal)
+    summary[1] = varying
+    summary[2] = smallest
+    summary[3] = largest
+    return n_distinct
+
+
+@kernel("sums")
+def entropy_sums(counts: Any, logs: Any, smooth_logs: Any, sums: Any) -> None:
+    """Sum up what the cost of an order-0 code needs.
+
+    Parameters
+    ----------
+    counts : int64 array
+        Zeros are skipped.
+    logs, smooth_logs : int64 arrays, shape (LOG_TABLE_SIZE,)
+        log2(x), and Grassberger's substitute for it.
+    sums : int64 array, shape (7,)
+        Set to: live symbols, symbols seen once, symbols seen twice, sum of ``x * log2(x)``, the same with
+        `smooth_logs`, the largest live symbol, runs of live symbols.
+    """
+    live = 0
+    once = 0
+    twice = 0
+    plain = 0
+    smooth = 0
+    largest = 0
+    runs = 0
+    inside = False
+    for symbol in range(counts.size):
+        x = counts[symbol]
+        if x == 0:
+            inside = False
+            continue
+        if not inside:
+            runs += 1
+            inside = True
+        live += 1
+        largest = symbol
+        if x == 1:
+            once += 1
+        elif x == 2:
+            twice += 1
+        y = x
+        up = 0
+        while y > 65536:
+            y >>= 1
+            up += 1
+        plain += x * (logs[y] + (up << 20))
+        smooth += x * (smooth_logs[y] + (up << 20))
+    sums[0] = live
+    sums[1] = once
+    sums[2] = twice
+    sums[3] = plain
+    sums[4] = smooth
+    sums[5] = largest
+    sums[6] = runs
+
+
+@kernel("merged")
+def huffman_bits(live: Any, merged: Any) -> int:
+    """Return the bits of the Huffman code of all words, without a limit on lengths.
+
+    Parameters
+    ----------
+    live : int64 array, shape (k,)
+        Counts in ascending order, all positive.
+    merged : int64 array, shape (k,)
+        Scratch.
+    """
+    k = live.size
+    if k == 1:
+        return live[0]
+    total = 0
+    taken = 0
+    head = 0
+    for tail in range(k - 1):
+        weight = 0
+        for _ in range(2):
+            if taken < k and (head >= tail or live[taken] <= merged[head]):
+                weight += live[taken]
+                taken += 1
+            else:
+                weight += merged[head]
+                head += 1
+        merged[tail] = weight
+        total += weight
+    return total
+
+
+@kernel("low", "high", "sums")
+def cut_sums(symbols: Any, counts: Any, width_bits: int, logs: Any, low: Any, high: Any, sums: Any) -> None:
+    """For every cut of a word in two, sum up ``x * log2(x)`` over the histograms of both halves.
+
+    Parameters
+    ----------
+    symbols, counts : uint64 and int64 arrays of one shape
+        The distinct words and how often they occur.
+    width_bits : int
+    logs : int64 array, shape (LOG_TABLE_SIZE,)
+    low, high : int64 arrays, shape (65536,)
+        Scratch of zeros, left so.
+    sums : int64 array, shape (width_bits, 2)
+        Row k is set to the sums of the low k bits and of the rest; -1 where that half has over 16 bits.
+    """
+    for cut in range(1, width_bits):
+        keep = (np.uint64(1) << np.uint64(cut)) - np.uint64(1)
+        down = np.uint64(cut)
+        for half in range(2):
+            half_bits = cut if half == 0 else width_bits - cut
+            sums[cut, half] = -1
+            if half_bits > 16:
+                continue
+            tables = low if half == 0 else high
+            for i in range(symbols.size):
+                part = symbols[i] & keep if half == 0 else symbols[i] >> down
+                tables[part] += counts[i]
+            total = 0
+            for i in range(symbols.size):
+                part = symbols[i] & keep if half == 0 else symbols[i] >> down
+                x = tables[part]
+                if x:
+                    tables[part] = 0
+                    y = x
+                    up = 0
+                    while y > 65536:
+                        y >>= 1
+                        up += 1
+                    total += x * (logs[y] + (up << 20))
+            sums[cut, half] = total
+
+
+@kernel()
+def first_change(words: Any, lag: int) -> int:
+    """Return the first index i >= lag with ``words[i] != words[i - lag]``, or ``words.size``."""
+    start = lag
+    while start < words.size:
+        stop = start + 1024
+        if stop > words.size:
+            stop = words.size
+        varying = np.uint64(0)
+        for i in range(start, stop):
+            varying |= np.uint64(words[i] ^ words[i - lag])
+        if varying != np.uint64(0):
+            for i in range(start, stop):
+                if words[i] != words[i - lag]:
+                    return i
+        start = stop
+    return words.size
+
+
+@kernel()
+def last_change(words: Any, lag: int) -> int:
+    """Return the last index i >= lag with ``words[i] != words[i - lag]``, or ``lag - 1``."""
+    stop = words.size
+    while stop > lag:
+        start = stop - 1024
+        if start < lag:
+            start = lag
+        varying = np.uint64(0)
+        for i in range(start, stop):
+            varying |= np.uint64(words[i] ^ words[i - lag])
+        if varying != np.uint64(0):
+            for i in range(stop - 1, start - 1, -1):
+                if words[i] != words[i - lag]:
+                    return i
+        stop = start
+    return lag - 1
+
+
+@kernel()
+def is_ramp(words: Any) -> bool:
+    """Return whether all differences of neighbours are equal, modulo the container."""
+    if words.size < 2:
+        return False
+    step = np.uint64(words[1]) - np.uint64(words[0])
+    step = np.uint64(words.dtype.type(step & np.uint64(words.dtype.type(0) - words.dtype.type(1))))
+    start = 1
+    while start < words.size:
+        stop = start + 1024
+        if stop > words.size:
+            stop = words.size
+        varying = np.uint64(0)
+        for i in range(start, stop):
+            varying |= np.uint64(words.dtype.type(words[i] - words[i - 1])) ^ step
+        if varying != np.uint64(0):
+            return False
+        start = stop
+    return True
