@@ -13,7 +13,8 @@
     │   ├── NotFoundError            the object is not there
     │   ├── DeniedError              credentials or policy refuse it
     │   ├── ExistsError              create-only write refused: somebody wrote it first
-    │   └── ChangedError             the object is no longer the planned generation
+    │   ├── ChangedError             the object is no longer the planned generation
+    │   └── PathError                the key cannot be a path in this store: use another target
     ├── NothingMatchedError   5      widen the filters
     ├── ArchiveNotFoundError  10     check the location of the archive
     ├── InternalError         1      a fault of ours, or a worker that died: report it
@@ -125,6 +126,12 @@ class ChangedError(StoreError):
     """An object is no longer the generation that was planned."""
 
     kind = "changed_during_read"
+
+
+class PathError(StoreError):
+    """A key cannot be held by this store: it leaves the root, clashes or is too long."""
+
+    kind = "unsafe_path"
 
 
 class NothingMatchedError(ArchiveError):
