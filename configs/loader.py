@@ -1,7 +1,9 @@
-"""Settings: read, checked against the dataclasses below, and named in every complaint.
+"""Settings: read, checked against dataclasses, and named in every complaint.
 
-`Recipe` holds everything that decides bytes, `Run` everything that cannot; only the first is hashed. The
-values come from ``default.toml``, which states every key, then from the file or profile of
+`Run` holds everything that cannot decide a byte; `configs.recipe` adds the recipe, which decides all, and
+with it the search. Commands that only restore load `Run` alone, so they work without the search.
+
+The values come from ``default.toml``, which states every key, then from the file or profile of
 ``--config``, then from each ``--set key=value``. The dataclasses have no defaults of their own, so that
 a value is written in one place.
 
@@ -22,11 +24,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from blake3 import blake3
-
 from operators.errors import UsageError
 from operators.limits import RECORD_BYTES, SCRATCH_FIXED_BYTES, SEGMENT_BYTES
-from synth.options import SearchOptions
 
 T = TypeVar("T")
 
@@ -37,22 +36,6 @@ MIN_MEMORY_BYTES = INTERPRETER_BYTES + 2 * SEGMENT_BYTES + RECORD_BYTES + 2 * SE
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Everything that decides the bytes of an archive. Integers, texts and lists only: it is hashed.
-
-    Attributes
-    ----------
-    task_bytes : int
-        Source bytes of one task, and so about the size of a pack before compression.
-    synth : SearchOptions
-        The search.
-    """
-
-    task_bytes: int
-    synth: SearchOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +69,13 @@ class Run:
     storage_options: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
-    """All settings of one command."""
-
-    recipe: Recipe
-    run: Run
+def load_run(config: str | Path | None = None, overrides: Sequence[str] = ()) -> Run:
+    """Read what cannot decide bytes; parameters and errors as of `configs.recipe.load`."""
+    return run_of(read_settings(config, overrides))
 
 
-def load(config: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
-    """Read the settings.
-
-    Parameters
-    ----------
-    config : str, Path or None
-        A TOML file, or the name of a profile that ships with the package; its keys replace the defaults.
-    overrides : sequence of str
-        ``key=value``, the value in TOML or a bare text. ``recipe.`` and ``run.`` may be left out of a key.
-
-    Raises
-    ------
-    UsageError
-        A file cannot be read, a key is unknown (the nearest one is named), a value has the wrong type, or
-        the memory is too small for the largest segment.
-    """
+def read_settings(config: str | Path | None, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return all settings as nested tables, unknown keys of files still among them."""
     settings = _read(_profile("default"))
     if config is not None:
         _overlay(settings, _read(_locate(config)), ())
@@ -120,29 +86,22 @@ def load(config: str | Path | None = None, overrides: Sequence[str] = ()) -> Con
         path = _full_path(key.strip(), settings)
         verbatim = path[:-1] == ("run", "storage_options")
         _overlay(settings, _nested(path, text if verbatim else _value(text.strip())), ())
-    loaded = _build(Config, settings, ())
-    if loaded.run.memory_bytes < MIN_MEMORY_BYTES:
+    return settings
+
+
+def run_of(settings: Mapping[str, Any]) -> Run:
+    """Return the table ``[run]``, checked."""
+    run = build(Run, settings["run"], ("run",))
+    if run.memory_bytes < MIN_MEMORY_BYTES:
         raise UsageError(
             f"at least {format_bytes(MIN_MEMORY_BYTES)} for a segment with its working memory",
-            format_bytes(loaded.run.memory_bytes),
+            format_bytes(run.memory_bytes),
             "run.memory_bytes",
             f"use --memory {format_bytes(MIN_MEMORY_BYTES)} or more",
         )
     for key, least in (("workers", 0), ("retries", 0), ("tasks_in_flight", 1), ("progress_seconds", 1)):
-        _require_at_least(f"run.{key}", getattr(loaded.run, key), least)
-    _require_at_least("recipe.task_bytes", loaded.recipe.task_bytes, 1)
-    return loaded
-
-
-def recipe_digest(recipe: Recipe, prior_digest: str, writer_revision: int, zstd_version: str) -> str:
-    """Return the BLAKE3 digest, in hexadecimal, of everything that decides bytes."""
-    content = {
-        "prior": prior_digest,
-        "recipe": dataclasses.asdict(recipe),
-        "writer_revision": writer_revision,
-        "zstd": zstd_version,
-    }
-    return blake3(canonical_json(content)).hexdigest()
+        require_at_least(f"run.{key}", getattr(run, key), least)
+    return run
 
 
 def canonical_json(value: Any) -> bytes:
@@ -232,7 +191,7 @@ def _overlay(base: dict[str, Any], extra: Mapping[str, Any], path: tuple[str, ..
             base[key] = value
 
 
-def _build(cls: type[T], table: Any, path: tuple[str, ...]) -> T:
+def build(cls: type[T], table: Any, path: tuple[str, ...]) -> T:
     """Return the dataclass `cls` filled from `table`, whose keys must be exactly its fields."""
     if not isinstance(table, dict):
         raise _wrong_type(path, "a table", table)
@@ -249,7 +208,7 @@ def _build(cls: type[T], table: Any, path: tuple[str, ...]) -> T:
 def _convert(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _build(hint, value, path)
+        return build(hint, value, path)
     if hint is int and path[-1].endswith("_bytes") and isinstance(value, str):
         return parse_bytes(value, ".".join(path))
     if hint in (int, str, bool):
@@ -272,7 +231,8 @@ def _convert(hint: Any, value: Any, path: tuple[str, ...]) -> Any:
     raise TypeError(f"{'.'.join(path)}: settings cannot have the type {hint}")
 
 
-def _require_at_least(key: str, value: int, least: int) -> None:
+def require_at_least(key: str, value: int, least: int) -> None:
+    """Raise UsageError, naming `key`, where `value` is below `least`."""
     if value < least:
         raise UsageError(f"at least {least}", str(value), key)
 

@@ -14,15 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.loader import (
-    MIN_MEMORY_BYTES,
-    Config,
-    canonical_json,
-    format_bytes,
-    load,
-    parse_bytes,
-    recipe_digest,
-)
+from configs.loader import MIN_MEMORY_BYTES, canonical_json, format_bytes, load_run, parse_bytes
+from configs.recipe import Config, load, recipe_digest
 from operators.errors import UsageError
 from synth.options import SearchOptions
 
@@ -37,6 +30,12 @@ def test_the_defaults_are_complete() -> None:
     config = load()
     assert isinstance(config.recipe.synth, SearchOptions)
     assert config.run.memory_bytes >= MIN_MEMORY_BYTES
+
+
+def test_commands_that_only_restore_need_no_search() -> None:
+    code = "import configs.loader, sys; configs.loader.load_run(); assert 'synth' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert load_run(None, ["workers=3"]) == load(None, ["workers=3"]).run
 
 
 def test_a_key_that_no_file_states_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -182,7 +181,7 @@ def test_the_digest_covers_every_part_of_the_recipe_and_nothing_of_the_run() -> 
 
 
 def test_the_digest_is_the_same_in_every_process() -> None:
-    code = "from configs.loader import *; print(recipe_digest(load().recipe, 'p', 1, '1'))"
+    code = "from configs.recipe import *; print(recipe_digest(load().recipe, 'p', 1, '1'))"
     digests = {
         subprocess.run(
             [sys.executable, "-c", code],

@@ -1,0 +1,71 @@
+"""The recipe: everything that decides the bytes of an archive, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from configs.loader import Run, build, canonical_json, read_settings, require_at_least, run_of
+from synth.options import SearchOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides the bytes of an archive. Integers, texts and lists only: it is hashed.
+
+    Attributes
+    ----------
+    task_bytes : int
+        Source bytes of one task, and so about the size of a pack before compression.
+    synth : SearchOptions
+        The search.
+    """
+
+    task_bytes: int
+    synth: SearchOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings of one command."""
+
+    recipe: Recipe
+    run: Run
+
+
+def load(config: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Read the settings.
+
+    Parameters
+    ----------
+    config : str, Path or None
+        A TOML file, or the name of a profile that ships with the package; its keys replace the defaults.
+    overrides : sequence of str
+        ``key=value``, the value in TOML or a bare text. ``recipe.`` and ``run.`` may be left out of a key.
+
+    Raises
+    ------
+    UsageError
+        A file cannot be read, a key is unknown (the nearest one is named), a value has the wrong type, or
+        the memory is too small for the largest segment.
+    """
+    settings = read_settings(config, overrides)
+    run = run_of(settings)
+    loaded = dataclasses.replace(build(Config, settings, ()), run=run)
+    require_at_least("recipe.task_bytes", loaded.recipe.task_bytes, 1)
+    return loaded
+
+
+def recipe_digest(recipe: Recipe, prior_digest: str, writer_revision: int, zstd_version: str) -> str:
+    """Return the BLAKE3 digest, in hexadecimal, of everything that decides bytes."""
+    content = {
+        "prior": prior_digest,
+        "recipe": dataclasses.asdict(recipe),
+        "writer_revision": writer_revision,
+        "zstd": zstd_version,
+    }
+    return blake3(canonical_json(content)).hexdigest()
