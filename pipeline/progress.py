@@ -1,0 +1,55 @@
+"""Progress for people: a bar on a terminal, a line per interval elsewhere, nothing when asked for nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from tqdm import tqdm
+
+
+class Progress:
+    """Counts source bytes that are done.
+
+    Parameters
+    ----------
+    title : str
+        What is being done.
+    total_bytes : int
+        Bytes in all.
+    shown : bool
+        False shows nothing.
+    interval_seconds : int
+        Time between lines where standard error is not a terminal.
+    """
+
+    def __init__(self, title: str, total_bytes: int, *, shown: bool, interval_seconds: int) -> None:
+        self.title = title
+        self.total_bytes = total_bytes
+        self.shown = shown
+        self.interval_seconds = interval_seconds
+        self.done_bytes = 0
+        self._bar: tqdm[None] | None = None
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self.shown and sys.stderr.isatty():
+            self._bar = tqdm(desc=self.title, total=self.total_bytes, unit="B", unit_scale=True, file=sys.stderr)
+        return self
+
+    def add(self, n_bytes: int) -> None:
+        """Count `n_bytes` more."""
+        self.done_bytes += n_bytes
+        if self._bar is not None:
+            self._bar.update(n_bytes)
+        elif self.shown and time.monotonic() - self._last_line >= self.interval_seconds:
+            self._last_line = time.monotonic()
+            print(f"{self.title}: {self.done_bytes:,} of {self.total_bytes:,} bytes", file=sys.stderr, flush=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
