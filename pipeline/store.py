@@ -1,0 +1,452 @@
+"""Stores: where source objects are read, and where archive objects and restored files are written.
+
+A store is a flat map from keys to bytes below a root. Keys are exact strings, never patterns and never normalised;
+what a local folder cannot hold is refused by one function, `safe_local_path`. A source has no write verbs at all, so
+that no code path can touch what is being archived.
+
+::
+
+    store.py         the two protocols, what all stores share, and the way in: `open_source`, `open_store`
+    store_local.py   folders and files; needs nothing but the standard library
+    store_s3.py      S3 and its lookalikes over s3fs
+    store_fsspec.py  any other fsspec URL, with the promises that fsspec can keep
+
+Only these modules import fsspec or s3fs, and only once such a URL is opened. Stores are pickled as URL and explicit
+options; clients are built lazily inside the process that uses them, and credentials come from its environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol, Self, TypeAlias
+
+import numpy as np
+
+from operators.errors import DeniedError, ExistsError, PathError, StoreError, UsageError
+
+MAX_REQUEST_BYTES = 8 << 20
+"""Ranges are fetched in requests of at most this size: large enough to hide latency, small enough to share a link."""
+MAX_GAP_BYTES = 256 << 10
+"""Two ranges this close are fetched as one; the bytes between cost less than a request."""
+COPY_BYTES = 8 << 20
+"""Size of the pieces in which a file is put."""
+PROBE_KEY = ".create-only-probe"
+
+Listing: TypeAlias = "list[ObjectInfo]"
+Buffers: TypeAlias = list[memoryview]
+Range: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One generation of one object.
+
+    Attributes
+    ----------
+    key : str
+        Relative to the root of the store, exact.
+    n_bytes : int
+        Size.
+    etag : str
+        Change token: another value means other bytes; equal values prove nothing about other objects. Empty where a
+        caller knows the object only by its name and wants no check.
+    version : str or None
+        Version id, in a bucket that keeps versions.
+    """
+
+    key: str
+    n_bytes: int
+    etag: str
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a URL selects: every key below `folder` that starts with `stem`, or the single object of that name."""
+
+    folder: str
+    stem: str = ""
+    single: bool = False
+
+    def narrow(self, prefix: str) -> str | None:
+        """Longest common prefix to ask the backend for, or None where nothing can match."""
+        if prefix.startswith(self.stem):
+            return prefix
+        return self.stem if self.stem.startswith(prefix) else None
+
+    def selects(self, key: str) -> bool:
+        """Whether `key` belongs to this scope."""
+        return key == self.stem if self.single else key.startswith(self.stem)
+
+
+class ObjectWriter(Protocol):
+    """Writes one object front to back; nothing is visible under its key before `commit`.
+
+    A context manager: leaving it without `commit` is `abort`.
+    """
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append `data`; the caller keeps the buffer and may reuse it at once."""
+
+    def commit(self) -> None:
+        """Publish atomically and durably.
+
+        Raises
+        ------
+        ExistsError
+            The key is taken and `overwrite` was false.
+        """
+
+    def abort(self) -> None:
+        """Leave nothing behind; harmless after `commit` or a second time."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class SourceStore(Protocol):
+    """Reads objects; it cannot write."""
+
+    url: str
+
+    def list(self, prefix: str = "") -> Listing:
+        """Every object of the store whose key starts with `prefix`, sorted by the UTF-8 bytes of the keys.
+
+        The URL names a folder unless it ends in ``*``; a URL that names one object lists it by its base name.
+        """
+
+    def head(self, key: str) -> ObjectInfo:
+        """Size and change token now.
+
+        Raises
+        ------
+        NotFoundError
+            No such object.
+        """
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        """A small object, whole.
+
+        Raises
+        ------
+        LimitError
+            It is larger than `max_bytes`.
+        NotFoundError
+            No such object.
+        """
+
+    def get_ranges(self, info: ObjectInfo, ranges: Sequence[Range]) -> Buffers:
+        """Bytes ``[start, stop)`` of each range, of the generation that `info` describes.
+
+        Returns
+        -------
+        list of memoryview
+            Read-only, in the order asked. Near ranges may share a buffer.
+
+        Raises
+        ------
+        ChangedError
+            The object is another generation now.
+        NotFoundError
+            It is gone.
+        StoreError
+            Anything else, a short answer included.
+        """
+
+
+class Store(SourceStore, Protocol):
+    """Reads and writes objects."""
+
+    def put_new(self, key: str, data: bytes) -> None:
+        """Create a small object; atomic, durable, and refused where the key is taken.
+
+        Raises
+        ------
+        ExistsError
+            Somebody else wrote the key first.
+        """
+
+    def put(self, key: str, data: bytes | Path) -> None:
+        """Write a content-named object whole; writing it again writes the same bytes."""
+
+    def create(self, key: str, *, overwrite: bool, n_bytes: int | None = None) -> ObjectWriter:
+        """A writer for one object; `n_bytes`, where known, sizes the parts of an upload.
+
+        Raises
+        ------
+        ExistsError
+            The key is taken and `overwrite` is false.
+        PathError
+            The key cannot be a path below the root.
+        """
+
+    def delete(self, key: str) -> None:
+        """Remove an object; absent is fine. Only for a caller's own probes and files it may overwrite."""
+
+    def refused_keys(self, keys: Sequence[str]) -> dict[str, PathError]:
+        """Which of `keys` this store cannot hold, each with its reason, before anything is written."""
+
+    def supports_create_only(self) -> bool:
+        """Whether `put_new` really refuses a taken key. A store that ignores it cannot hold a commit safely."""
+
+
+class WriterBase:
+    """The context-manager half of an `ObjectWriter`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        """Leave nothing behind."""
+        raise NotImplementedError
+
+
+class StoreBase:
+    """What every `Store` builds from its own ``create``, ``put_new`` and ``delete``."""
+
+    def put(self: Store, key: str, data: bytes | Path) -> None:
+        """Write a content-named object whole."""
+        n_bytes = data.stat().st_size if isinstance(data, Path) else len(data)
+        with self.create(key, overwrite=True, n_bytes=n_bytes) as writer:
+            if isinstance(data, Path):
+                with data.open("rb", buffering=0) as file:
+                    copied = copy_into(writer, file)
+                if copied != n_bytes:
+                    raise StoreError(f"{n_bytes} bytes of {data.name}", f"{copied}", key, "it changed while read")
+            else:
+                writer.write(data)
+            writer.commit()
+
+    def supports_create_only(self: Store) -> bool:
+        """Whether ``put_new`` really refuses a taken key."""
+        try:
+            self.put_new(PROBE_KEY, b"written once\n")
+        except ExistsError:
+            return True  # left by a role that may not delete, or another run's that just looks
+        try:
+            self.put_new(PROBE_KEY, b"written twice\n")
+        except ExistsError:
+            return True
+        else:
+            return False
+        finally:
+            with contextlib.suppress(DeniedError):
+                self.delete(PROBE_KEY)
+
+
+def copy_into(writer: ObjectWriter, file: IO[bytes]) -> int:
+    """Copy a file to its end; the number of bytes copied."""
+    buffer = memoryview(bytearray(COPY_BYTES))
+    n_bytes = 0
+    while n_read := file.readinto(buffer):  # type: ignore[attr-defined]
+        writer.write(buffer[:n_read])
+        n_bytes += n_read
+    return n_bytes
+
+
+# -- keys and ranges ----------------------------------------------------------------------------
+
+
+def key_order(info: ObjectInfo) -> bytes:
+    """Sort key: the bytes of the name, the same on every machine and in every locale."""
+    return info.key.encode("utf-8", "surrogateescape")
+
+
+def safe_local_path(root: str, key: str) -> list[str]:
+    """Parts of the path below `root` that a key names; the one place that decides what a folder may hold.
+
+    A trailing slash (an object that marks a folder) is dropped: the caller looks for it.
+
+    Raises
+    ------
+    PathError
+        The key is empty or absolute, leaves the root, has an empty or dot part or a NUL, or is too long.
+    """
+
+    def refuse(found: str) -> PathError:
+        return PathError("a key that is a path below the target", found, key, "use an object store as the target")
+
+    parts = key.removesuffix("/").split("/")
+    if "\0" in key:
+        raise refuse("a NUL")
+    if key.startswith("/"):
+        raise refuse("an absolute path")
+    if any(part in {"", ".", ".."} for part in parts):
+        raise refuse("an empty, '.' or '..' part")
+    if any(len(part.encode("utf-8", "surrogateescape")) > 255 for part in parts):
+        raise refuse("a name of more than 255 bytes")
+    if len(f"{root}/{key}".encode("utf-8", "surrogateescape")) > 4095:
+        raise refuse("a path of more than 4095 bytes")
+    return parts
+
+
+def clashing_keys(keys: Sequence[str], *, fold_case: bool) -> dict[str, str]:
+    """Keys that cannot be files beside an earlier one of `keys`, with that one.
+
+    Two names that differ only in case clash where the file system folds case; ``a`` and ``a/b`` always do.
+    """
+
+    def fold(key: str) -> str:
+        return key.removesuffix("/").casefold() if fold_case else key.removesuffix("/")
+
+    files: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    clashes: dict[str, str] = {}
+    for key in keys:
+        name = fold(key)
+        parents = [name[: match.start()] for match in re.finditer("/", name)]
+        if key.endswith("/"):
+            parents.append(name)
+        blocking = next((files[parent] for parent in parents if parent in files), None)
+        if blocking is None and not key.endswith("/"):
+            blocking = files.get(name) or folders.get(name)
+        if blocking is not None:
+            clashes[key] = blocking
+            continue
+        for parent in parents:
+            folders.setdefault(parent, key)
+        if not key.endswith("/"):
+            files[name] = key
+    return clashes
+
+
+def aligned_buffer(n_bytes: int) -> memoryview:
+    """A fresh writable buffer that starts on a cache line, so that any word width may view it."""
+    raw = np.empty(n_bytes + 64, np.uint8)
+    start = -int(raw.__array_interface__["data"][0]) % 64
+    return raw[start : start + n_bytes].data
+
+
+def check_ranges(info: ObjectInfo, ranges: Sequence[Range]) -> None:
+    """Refuse ranges outside the object before anything is asked of a server.
+
+    Raises
+    ------
+    StoreError
+        A range is reversed, negative or beyond the end.
+    """
+    for start, stop in ranges:
+        if not 0 <= start <= stop <= info.n_bytes:
+            where = f"{info.key}@{start}"
+            raise StoreError(f"a range within {info.n_bytes} bytes", f"[{start}, {stop})", where, "verify the archive")
+
+
+def coalesce(ranges: Sequence[Range]) -> list[tuple[int, int, list[int]]]:
+    """Group ranges that are near each other.
+
+    Returns
+    -------
+    list of (start, stop, members)
+        Disjoint or touching stretches in ascending order with the indices of the ranges that each holds. Only a single
+        range may make a stretch longer than `MAX_REQUEST_BYTES`; empty ranges belong to none.
+    """
+    order = sorted((i for i, (start, stop) in enumerate(ranges) if start < stop), key=lambda i: ranges[i])
+    stretches: list[tuple[int, int, list[int]]] = []
+    for i in order:
+        start, stop = ranges[i]
+        if stretches:
+            first, last, members = stretches[-1]
+            if start <= last + MAX_GAP_BYTES and max(stop, last) - first <= MAX_REQUEST_BYTES:
+                stretches[-1] = (first, max(stop, last), [*members, i])
+                continue
+        stretches.append((start, stop, [i]))
+    return stretches
+
+
+# -- the way in ---------------------------------------------------------------------------------
+
+
+def open_source(url: str, options: Mapping[str, str] | None = None) -> SourceStore:
+    """A store that can only be read.
+
+    Parameters
+    ----------
+    url : str
+        Local path, ``file://``, ``s3://bucket/prefix`` or any fsspec URL. A folder; one object; or, ending in ``*``,
+        everything whose key starts so.
+    options : mapping of str to str, optional
+        Storage options ``key=value``.
+
+    Raises
+    ------
+    UsageError
+        The URL or an option is not understood.
+    """
+    protocol, rest = split_url(url)
+    if protocol == "file":
+        from pipeline.store_local import LocalSource
+
+        refuse_options("local paths", options, ())
+        return LocalSource(rest)
+    if protocol == "s3":
+        from pipeline.store_s3 import S3Source
+
+        return S3Source(rest, options or {})
+    from pipeline.store_fsspec import FsspecSource
+
+    return FsspecSource(url, options or {})
+
+
+def open_store(url: str, options: Mapping[str, str] | None = None, *, single_writer: bool = False) -> Store:
+    """A store that can be written; parameters as for `open_source`.
+
+    Parameters
+    ----------
+    single_writer : bool
+        The caller promises to be the only writer: create-only writes become a look and a write, for stores that know
+        no conditional write. Weaker, and refused unless asked for.
+    """
+    protocol, rest = split_url(url)
+    if protocol == "file":
+        from pipeline.store_local import LocalStore
+
+        refuse_options("local paths", options, ())
+        return LocalStore(rest)
+    if protocol == "s3":
+        from pipeline.store_s3 import S3Store
+
+        return S3Store(rest, options or {}, single_writer=single_writer)
+    from pipeline.store_fsspec import FsspecStore
+
+    return FsspecStore(url, options or {}, single_writer=single_writer)
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Protocol and the rest of a URL: ``file`` for bare paths, ``s3`` for ``s3a`` as well.
+
+    Raises
+    ------
+    UsageError
+        Empty, or a bucket without a name.
+    """
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", url, re.DOTALL)
+    protocol, rest = (match[1].lower(), match[2]) if match else ("file", url)
+    protocol = {"s3a": "s3", "local": "file"}.get(protocol, protocol)
+    if not rest or (protocol == "s3" and rest.startswith("/")):
+        raise UsageError("a path or a URL such as s3://bucket/prefix", repr(url))
+    return protocol, rest
+
+
+def refuse_options(what: str, options: Mapping[str, str] | None, known: Sequence[str]) -> None:
+    """Refuse storage options that nobody would read.
+
+    Raises
+    ------
+    UsageError
+        Names the nearest known option.
+    """
+    import difflib
+
+    for name in options or {}:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
+            raise UsageError(f"a storage option of {what}", repr(name), "--storage-option", hint)

@@ -1,0 +1,243 @@
+"""Any other fsspec URL, with the promises that fsspec can keep.
+
+Whole puts only (its file-like writers publish a half-written object when a block raises), exact keys, and a look at
+the change token before and after a read in place of a pin. `memory://` is the store of many tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import fsspec.core
+
+from operators.errors import ChangedError, DeniedError, ExistsError, LimitError, NotFoundError, PathError, StoreError
+from pipeline.store import (
+    Buffers,
+    Listing,
+    ObjectInfo,
+    ObjectWriter,
+    Range,
+    Scope,
+    StoreBase,
+    WriterBase,
+    check_ranges,
+    coalesce,
+    key_order,
+)
+
+_TOKENS = ("ETag", "etag", "sha256", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
+_SPOOL_BYTES = 16 << 20
+
+
+class FsspecSource:
+    """Reads objects below a URL.
+
+    Parameters
+    ----------
+    url : str
+        A URL of any protocol that fsspec knows.
+    options : mapping of str to str
+        Passed to the file system as they are.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+        self.url = url
+        self._options = dict(options)
+        self._scope: Scope | None = None
+        self._client: tuple[int, Any, str] | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_client": None}
+
+    def list(self, prefix: str = "") -> Listing:
+        """See `SourceStore.list`."""
+        scope = self._resolved()
+        wanted = scope.narrow(prefix)
+        if wanted is None:
+            return []
+        files, _ = self._connected()
+        with _typed(self.url):
+            try:
+                names = files.find(scope.folder.rstrip("/") or "/")
+            except FileNotFoundError:
+                names = []
+        keys = [name[len(scope.folder) :] for name in names]
+        # A listing may carry other tokens than a look at the object, and only equal tokens can be compared.
+        return sorted((self.head(key) for key in keys if key.startswith(wanted) and scope.selects(key)), key=key_order)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `SourceStore.head`."""
+        files, _ = self._connected()
+        with _typed(key):
+            info = files.info(self._full(key))
+        if info["type"] != "file":
+            raise NotFoundError("an object", "a folder", key)
+        return _info(key, info)
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        """See `SourceStore.get`."""
+        info = self.head(key)
+        if info.n_bytes > max_bytes:
+            raise LimitError(f"at most {max_bytes} bytes", f"{info.n_bytes}", key)
+        return bytes(self.get_ranges(info, [(0, info.n_bytes)])[0])
+
+    def get_ranges(self, info: ObjectInfo, ranges: Sequence[Range]) -> Buffers:
+        """See `SourceStore.get_ranges`."""
+        check_ranges(info, ranges)
+        files, _ = self._connected()
+        views = [memoryview(b"")] * len(ranges)
+        self._check_unchanged(info)
+        for first, last, members in coalesce(ranges):
+            with _typed(f"{info.key}@{first}"):
+                data = files.cat_file(self._full(info.key), start=first, end=last)
+            if len(data) != last - first:
+                raise StoreError(f"{last - first} bytes", f"{len(data)}", f"{info.key}@{first}", "run again")
+            for i in members:
+                views[i] = memoryview(data)[ranges[i][0] - first : ranges[i][1] - first]
+        self._check_unchanged(info)
+        return views
+
+    def _check_unchanged(self, info: ObjectInfo) -> None:
+        now = self.head(info.key)
+        if info.n_bytes != now.n_bytes or info.etag not in {"", now.etag}:
+            raise ChangedError("the planned generation", "another one", info.key, "run again when it is at rest")
+
+    def _full(self, key: str) -> str:
+        if not key or key.endswith("/"):
+            raise PathError("a key that names a file", repr(key), self.url, "use S3 or a local folder")
+        return self._resolved().folder + key
+
+    def _resolved(self) -> Scope:
+        if self._scope is None:
+            self._scope = self._resolve()
+        return self._scope
+
+    def _resolve(self) -> Scope:
+        files, root = self._connected()
+        if self.url.endswith("*"):
+            folder, _, stem = root.removesuffix("*").rpartition("/")
+            return Scope(f"{folder}/", stem)
+        with _typed(self.url):
+            if files.isfile(root):
+                folder, _, name = root.rpartition("/")
+                return Scope(f"{folder}/", name, single=True)
+            if root.strip("/") and not files.exists(root):
+                raise NotFoundError("an object or a folder", "nothing", self.url, "check the URL")
+        return Scope(root.rstrip("/") + "/")
+
+    def _connected(self) -> tuple[Any, str]:
+        if self._client is None or self._client[0] != os.getpid():
+            try:
+                found = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **self._options)
+            except (ImportError, ValueError) as error:
+                raise StoreError("a store that fsspec knows", str(error), self.url, "check the URL") from error
+            self._client = (os.getpid(), *found)
+        return self._client[1:]
+
+
+class FsspecStore(StoreBase, FsspecSource):
+    """Reads and writes objects below a URL, always a folder.
+
+    Parameters
+    ----------
+    url, options
+        As for `FsspecSource`.
+    single_writer : bool
+        See `open_store`.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, str], *, single_writer: bool = False) -> None:
+        super().__init__(url, options)
+        self._single_writer = single_writer
+
+    def _resolve(self) -> Scope:
+        return Scope(self._connected()[1].rstrip("/") + "/")
+
+    def put_new(self, key: str, data: bytes) -> None:
+        """See `Store.put_new`: the file system's own create mode, or a look before the write."""
+        self._put(key, data, overwrite=False)
+
+    def _put(self, key: str, data: bytes, *, overwrite: bool) -> None:
+        files, _ = self._connected()
+        path = self._full(key)
+        with _typed(key):
+            files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            if overwrite:
+                files.pipe_file(path, data)
+            elif not self._single_writer:
+                files.pipe_file(path, data, mode="create")
+            elif files.exists(path):
+                raise ExistsError("a free key", "an object", key)
+            else:
+                files.pipe_file(path, data)
+
+    def create(self, key: str, *, overwrite: bool, n_bytes: int | None = None) -> ObjectWriter:
+        """See `Store.create`: spooled here, put whole on commit."""
+        files, _ = self._connected()
+        path = self._full(key)
+        with _typed(key):
+            if not overwrite and files.exists(path):
+                raise ExistsError("a free key", "an object", key)
+        return _SpooledWriter(self, key, overwrite=overwrite)
+
+    def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        files, _ = self._connected()
+        with contextlib.suppress(NotFoundError), _typed(key):
+            files.rm_file(self._full(key))
+
+    def refused_keys(self, keys: Sequence[str]) -> dict[str, PathError]:
+        """See `Store.refused_keys`."""
+        refused = {}
+        for key in keys:
+            try:
+                self._full(key)
+            except PathError as error:
+                refused[key] = error
+        return refused
+
+
+class _SpooledWriter(WriterBase):
+    """Holds an object in memory, beyond 16 MiB in a temporary file, and puts it whole."""
+
+    def __init__(self, store: FsspecStore, key: str, *, overwrite: bool) -> None:
+        self._store, self._key, self._overwrite = store, key, overwrite
+        self._spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115  # closed by abort
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._spool.write(data)
+
+    def commit(self) -> None:
+        self._spool.seek(0)
+        self._store._put(self._key, self._spool.read(), overwrite=self._overwrite)  # noqa: SLF001
+        self._spool.close()
+
+    def abort(self) -> None:
+        self._spool.close()
+
+
+def _info(key: str, info: Mapping[str, Any]) -> ObjectInfo:
+    token = next((info[name] for name in _TOKENS if info.get(name) is not None), info["size"])
+    return ObjectInfo(key, info["size"], str(token))
+
+
+@contextlib.contextmanager
+def _typed(where: str) -> Iterator[None]:
+    """Turn what file systems raise into the error tree."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise NotFoundError("an object", "nothing", where) from error
+    except FileExistsError as error:
+        raise ExistsError("a free key", "an object", where) from error
+    except PermissionError as error:
+        raise DeniedError("access", str(error), where, "check credentials and policy") from error
+    except (OSError, ValueError, NotImplementedError) as error:
+        raise StoreError("an answer from the store", str(error), where, "check the URL and run again") from error

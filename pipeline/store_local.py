@@ -1,0 +1,350 @@
+"""Local folders: create-only by hard link, durable by fsync, contained by walking directory descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from operators.errors import ChangedError, DeniedError, ExistsError, LimitError, NotFoundError, PathError, StoreError
+from pipeline.store import (
+    Buffers,
+    Listing,
+    ObjectInfo,
+    ObjectWriter,
+    Range,
+    Scope,
+    StoreBase,
+    WriterBase,
+    aligned_buffer,
+    check_ranges,
+    clashing_keys,
+    key_order,
+    safe_local_path,
+)
+
+_TEMP_PREFIX, _TEMP_SUFFIX = ".brevis-", ".part"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class LocalSource:
+    """Reads files below a folder, a single file, or the files whose path starts with a stem.
+
+    Symbolic links are followed when reading: a model cache is made of them.
+
+    Parameters
+    ----------
+    path : str
+        Folder, file, or a path that ends in ``*``.
+    """
+
+    _absent_is_empty = False
+    _shows_folders = True
+
+    def __init__(self, path: str) -> None:
+        self.url = str(Path(path).absolute())  # a worker may stand in another folder
+        if path.endswith("/") and self.url != "/":
+            self.url += "/"
+        self._scope = self._resolve()
+
+    def _resolve(self) -> Scope:
+        path = Path(self.url)
+        if self.url.endswith("*") and not os.path.lexists(self.url):
+            folder, _, stem = self.url[:-1].rpartition("/")
+            return Scope(folder + "/", stem)
+        if path.is_file():
+            return Scope(f"{path.parent}/".replace("//", "/"), path.name, single=True)
+        return Scope(self.url.rstrip("/") + "/")
+
+    def list(self, prefix: str = "") -> Listing:
+        """See `SourceStore.list`. A folder without entries is listed as an empty object ``folder/``."""
+        wanted = self._scope.narrow(prefix)
+        if wanted is None:
+            return []
+        with _typed(self._scope.folder):
+            if not Path(self._scope.folder).is_dir():
+                if self._absent_is_empty:
+                    return []
+                raise NotFoundError("a file or a folder", "nothing", self.url, "check the path")
+            found = [_info(key, status) for key, status in self._walk(wanted) if self._scope.selects(key)]
+        return sorted(found, key=key_order)
+
+    def _walk(self, wanted: str) -> Iterator[tuple[str, os.stat_result]]:
+        pending: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
+        while pending:
+            folder, above = pending.pop()
+            status = Path(self._scope.folder + folder).stat()
+            if (status.st_dev, status.st_ino) in above:
+                raise StoreError("a tree", "a link to a folder above it", folder, "remove the link")
+            above |= {(status.st_dev, status.st_ino)}
+            n_entries = 0
+            with os.scandir(self._scope.folder + folder) as entries:
+                for entry in entries:
+                    n_entries += 1
+                    key = folder + entry.name
+                    if entry.name.startswith(_TEMP_PREFIX) and entry.name.endswith(_TEMP_SUFFIX):
+                        continue  # the unpublished half of a write
+                    if entry.is_dir():
+                        if wanted.startswith(f"{key}/") or f"{key}/".startswith(wanted):
+                            pending.append((f"{key}/", above))
+                    elif key.startswith(wanted):
+                        try:
+                            status = entry.stat()
+                        except FileNotFoundError:
+                            if entry.is_symlink():
+                                raise StoreError("a file", "a dangling link", key, "repair or remove it") from None
+                            continue  # removed since the folder was read
+                        if not stat.S_ISREG(status.st_mode):
+                            raise StoreError("a file", "a socket, pipe or device", key, "move it away")
+                        yield key, status
+            if self._shows_folders and not n_entries and folder and folder.startswith(wanted):
+                yield folder, status
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `SourceStore.head`."""
+        with _typed(key):
+            status = Path(self._path(key)).stat()
+        if stat.S_ISDIR(status.st_mode) is not key.endswith("/"):
+            raise NotFoundError("an object", "a folder" if stat.S_ISDIR(status.st_mode) else "a file", key)
+        return _info(key, status)
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        """See `SourceStore.get`."""
+        info = self.head(key)
+        if info.n_bytes > max_bytes:
+            raise LimitError(f"at most {max_bytes} bytes", f"{info.n_bytes}", key)
+        return bytes(self.get_ranges(info, [(0, info.n_bytes)])[0])
+
+    def get_ranges(self, info: ObjectInfo, ranges: Sequence[Range]) -> Buffers:
+        """See `SourceStore.get_ranges`; every range has an aligned buffer of its own."""
+        check_ranges(info, ranges)
+        if info.key.endswith("/"):
+            self.head(info.key)
+            return [memoryview(b"") for _ in ranges]
+        buffers = []
+        with _typed(info.key):
+            fd = os.open(self._path(info.key), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                _check_unchanged(info, os.fstat(fd))
+                for start, stop in ranges:
+                    buffer = aligned_buffer(stop - start)
+                    _read_into(fd, buffer, start, info.key)
+                    buffers.append(buffer.toreadonly())
+                _check_unchanged(info, os.fstat(fd))
+            finally:
+                os.close(fd)
+        return buffers
+
+    def _path(self, key: str) -> str:
+        return self._scope.folder + "/".join(safe_local_path(self._scope.folder, key))
+
+
+class LocalStore(StoreBase, LocalSource):
+    """Reads and writes files below a folder, which need not exist yet.
+
+    Parameters
+    ----------
+    path : str
+        The folder.
+    """
+
+    _absent_is_empty = True
+    _shows_folders = False
+
+    def _resolve(self) -> Scope:
+        if Path(self.url).is_file():
+            raise PathError("a folder", "a file", self.url, "choose another path")
+        return Scope(self.url.rstrip("/") + "/")
+
+    def put_new(self, key: str, data: bytes) -> None:
+        """See `Store.put_new`: a temporary file, fsync, hard link, fsync of the folder."""
+        with self._writer(key, overwrite=False, follow_links=True) as writer:
+            writer.write(data)
+            writer.commit()
+
+    def create(self, key: str, *, overwrite: bool, n_bytes: int | None = None) -> ObjectWriter:
+        """See `Store.create`; refuses to pass through a symbolic link below the root."""
+        return self._writer(key, overwrite=overwrite, follow_links=False)
+
+    def _writer(self, key: str, *, overwrite: bool, follow_links: bool) -> ObjectWriter:
+        parts = safe_local_path(self._scope.folder, key)
+        with _typed(key):
+            if key.endswith("/"):
+                return _FolderWriter(self._scope.folder, parts, key, overwrite=overwrite)
+            folder = _open_folder(self._scope.folder, parts[:-1], key, follow_links=follow_links)
+            return _FileWriter(folder, parts[-1], key, overwrite=overwrite)
+
+    def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        with contextlib.suppress(NotFoundError), _typed(key):
+            Path(self._path(key)).unlink()
+
+    def refused_keys(self, keys: Sequence[str]) -> dict[str, PathError]:
+        """See `Store.refused_keys`."""
+        refused = {}
+        for key in keys:
+            try:
+                safe_local_path(self._scope.folder, key)
+            except PathError as error:
+                refused[key] = error
+        rest = [key for key in keys if key not in refused]
+        for key, other in clashing_keys(rest, fold_case=self._folds_case()).items():
+            refused[key] = PathError("a name of its own", f"the place of {other!r}", key, "restore it elsewhere")
+        return refused
+
+    def _folds_case(self) -> bool:
+        """Whether two names that differ in case are one file here, found by asking for one of them."""
+        name = f"{_TEMP_PREFIX}{secrets.token_hex(8)}a{_TEMP_SUFFIX}"
+        with _typed(self._scope.folder):
+            folder = _open_folder(self._scope.folder, [], "", follow_links=True)
+            try:
+                os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600, dir_fd=folder))
+                try:
+                    os.stat(name.upper(), dir_fd=folder, follow_symlinks=False)
+                except FileNotFoundError:
+                    return False
+                finally:
+                    os.unlink(name, dir_fd=folder)
+            finally:
+                os.close(folder)
+        return True
+
+
+class _FileWriter(WriterBase):
+    """A temporary file in the folder of the target, linked or renamed into place."""
+
+    def __init__(self, folder: int, name: str, key: str, *, overwrite: bool) -> None:
+        self._folder, self._name, self._key, self._overwrite = folder, name, key, overwrite
+        self._temp = f"{_TEMP_PREFIX}{secrets.token_hex(8)}{_TEMP_SUFFIX}"
+        self._file = -1
+        try:
+            if not overwrite and _exists(name, folder):
+                raise ExistsError("a free key", "an object", key)  # before the work, not after; commit decides
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._file = os.open(self._temp, flags, 0o666, dir_fd=folder)
+        except BaseException:
+            os.close(folder)
+            raise
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        with _typed(self._key):
+            while view:
+                view = view[os.write(self._file, view) :]
+
+    def commit(self) -> None:
+        with _typed(self._key):
+            os.fsync(self._file)
+            if self._overwrite:
+                os.rename(self._temp, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            else:
+                os.link(self._temp, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder, follow_symlinks=False)
+                os.unlink(self._temp, dir_fd=self._folder)
+            os.fsync(self._folder)
+        self._close()
+
+    def abort(self) -> None:
+        if self._file >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(self._temp, dir_fd=self._folder)
+            self._close()
+
+    def _close(self) -> None:
+        os.close(self._file)
+        os.close(self._folder)
+        self._file = -1
+
+
+class _FolderWriter(WriterBase):
+    """The object that marks a folder: it holds no bytes, and is a folder."""
+
+    def __init__(self, root: str, parts: list[str], key: str, *, overwrite: bool) -> None:
+        self._root, self._parts, self._key = root, parts, key
+        if not overwrite and Path(root, *parts).exists():
+            raise ExistsError("a free key", "an object", key)
+
+    def write(self, data: bytes | memoryview) -> None:
+        if len(data):
+            raise PathError("no bytes in a folder", f"{len(data)}", self._key, "use an object store as the target")
+
+    def commit(self) -> None:
+        with _typed(self._key):
+            os.close(_open_folder(self._root, self._parts, self._key, follow_links=False))
+
+    def abort(self) -> None:
+        """Nothing was made."""
+
+
+def _open_folder(root: str, parts: Sequence[str], key: str, *, follow_links: bool) -> int:
+    """Open, and make where absent, the folders from `root` down; a descriptor that no rename can redirect."""
+    Path(root).mkdir(parents=True, exist_ok=True)
+    folder = os.open(root, _FOLDER)
+    for part in parts:
+        try:
+            try:
+                below = os.open(part, _FOLDER | (0 if follow_links else os.O_NOFOLLOW), dir_fd=folder)
+            except FileNotFoundError:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=folder)
+                os.fsync(folder)
+                below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+        except OSError as error:
+            if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+                raise PathError("a folder", f"a link or file named {part!r}", key, "move it out of the way") from error
+            raise
+        finally:
+            os.close(folder)
+        folder = below
+    return folder
+
+
+def _exists(name: str, folder: int) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _info(key: str, status: os.stat_result) -> ObjectInfo:
+    if stat.S_ISDIR(status.st_mode):
+        return ObjectInfo(key, 0, "folder")
+    return ObjectInfo(key, status.st_size, f"{status.st_mtime_ns}-{status.st_size}-{status.st_ino}")
+
+
+def _check_unchanged(info: ObjectInfo, status: os.stat_result) -> None:
+    if info.n_bytes != status.st_size or info.etag not in {"", _info(info.key, status).etag}:
+        raise ChangedError("the planned generation", "another one", info.key, "run again when it is at rest")
+
+
+def _read_into(fd: int, buffer: memoryview, offset: int, key: str) -> None:
+    filled = 0
+    while filled < len(buffer):
+        n_read = os.preadv(fd, [buffer[filled:]], offset + filled)
+        if n_read == 0:
+            raise ChangedError(f"{len(buffer)} bytes", f"the end after {filled}", f"{key}@{offset}", "run again")
+        filled += n_read
+
+
+@contextlib.contextmanager
+def _typed(where: str) -> Iterator[None]:
+    """Turn an OSError into the error tree."""
+    try:
+        yield
+    except OSError as error:
+        code = error.errno or 0
+        found = os.strerror(code)
+        if code in {errno.ENOENT, errno.ENOTDIR}:
+            raise NotFoundError("an object", found, where) from error
+        if code == errno.EEXIST:
+            raise ExistsError("a free key", "an object", where) from error
+        if code in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            raise DeniedError("access", found, where, "check permissions; the file system must know links") from error
+        if code in {errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}:
+            raise PathError("a path to a file", found, where) from error
+        step = "make room" if code in {errno.ENOSPC, errno.EDQUOT} else "check the disk and run again"
+        raise StoreError("a working file system", found, where, step) from error
