@@ -347,9 +347,7 @@ def layout(header: Header, data_begin: int, n_bytes: int, segment_bytes: int) ->
     )
 
 
-def _data_segments(
-    header: Header, order: NDArray[np.int64], position: int, segment_bytes: int
-) -> Iterator[Segment]:
+def _data_segments(header: Header, order: NDArray[np.int64], position: int, segment_bytes: int) -> Iterator[Segment]:
     """Yield the segments of tensors and of gaps between them, in order of offset."""
     group = _Group(header, min(GROUP_BYTES, segment_bytes))
     for index, begin, end in _triples(header, order):

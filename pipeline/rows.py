@@ -1,0 +1,280 @@
+"""Rows: one schema for the plan, receipts, the index of a pack and the manifest. The only importer of pyarrow.
+
+A row is a segment. The plan fills the columns that describe the source, a receipt the rest, the index of a
+pack all that does not name the pack, and a manifest is the receipts in the order of files and offsets.
+
+As bytes, rows are Parquet written with fixed settings, so that equal rows are equal bytes, with a checksum
+on each page. Pages alone leave the footer unprotected (9 of 1,500 single-bit flips there changed values
+silently), so a digest over all rows stands in the footer and is checked on every read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from itertools import islice
+from operator import attrgetter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from blake3 import blake3
+
+from operators.errors import ArchiveError, FormatError, LimitError
+from pipeline.segments.base import SEGMENT_BYTES, Segment
+
+GROUP_ROWS = 1 << 16
+"""Rows of a Parquet row group: what is in memory beside the rows themselves while they are read or written."""
+ROWS_MAX = 1 << 24
+GROUP_BYTES_MAX = 1 << 30
+FOOTER_STRING_BYTES_MAX = 1 << 20
+FOOTER_ITEMS_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A segment and, once it is stored, its record; the fields are the columns, in their order.
+
+    Attributes
+    ----------
+    file : str
+        Key of the source object, relative to the source.
+    offset_bytes ... row_words
+        As in `pipeline.segments.Segment`.
+    format, reason : str, str or None
+        As in `pipeline.segments.Layout`; the same in all rows of a file.
+    task : int
+        Ordinal of the task that stores the segment.
+    digest : bytes or None
+        BLAKE3-256 of the bytes of the segment. None, like all that follow, in a plan.
+    program : str or None
+        The program of the record, as text.
+    stored_bytes, stored_digest : int or None, bytes or None
+        Size and BLAKE3-256 of the record.
+    expansions : int or None
+        Search effort that was spent.
+    pack, pack_bytes, pack_offset : bytes or None, int or None, int or None
+        Where the record is: BLAKE3-256 and size of the pack, and offset in it. Equal segments share a record.
+    """
+
+    file: str
+    offset_bytes: int
+    n_bytes: int
+    tensor: str | None
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    row_start: int
+    n_rows: int
+    row_words: int
+    format: str
+    reason: str | None
+    task: int
+    digest: bytes | None = None
+    program: str | None = None
+    stored_bytes: int | None = None
+    stored_digest: bytes | None = None
+    expansions: int | None = None
+    pack: bytes | None = None
+    pack_bytes: int | None = None
+    pack_offset: int | None = None
+
+    @property
+    def segment(self) -> Segment:
+        """The columns of the source, without file."""
+        return Segment(
+            self.offset_bytes,
+            self.n_bytes,
+            self.tensor,
+            self.dtype,
+            self.shape,
+            self.row_start,
+            self.n_rows,
+            self.row_words,
+        )
+
+    @property
+    def where(self) -> str:
+        """``key@offset/tensor``, for messages."""
+        return f"{self.file}@{self.offset_bytes}" + ("" if self.tensor is None else f"/{self.tensor}")
+
+
+_DIGEST = pa.binary(32)
+SCHEMA = pa.schema(
+    [
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("offset_bytes", pa.int64(), nullable=False),
+        pa.field("n_bytes", pa.int64(), nullable=False),
+        pa.field("tensor", pa.string()),
+        pa.field("dtype", pa.string()),
+        pa.field("shape", pa.list_(pa.field("element", pa.int64(), nullable=False))),
+        pa.field("row_start", pa.int64(), nullable=False),
+        pa.field("n_rows", pa.int64(), nullable=False),
+        pa.field("row_words", pa.int64(), nullable=False),
+        pa.field("format", pa.string(), nullable=False),
+        pa.field("reason", pa.string()),
+        pa.field("task", pa.int64(), nullable=False),
+        pa.field("digest", _DIGEST),
+        pa.field("program", pa.string()),
+        pa.field("stored_bytes", pa.int64()),
+        pa.field("stored_digest", _DIGEST),
+        pa.field("expansions", pa.int64()),
+        pa.field("pack", _DIGEST),
+        pa.field("pack_bytes", pa.int64()),
+        pa.field("pack_offset", pa.int64()),
+    ]
+)
+_COLUMNS = tuple(field.name for field in fields(Row))
+_TEXTS = {field.name for field in SCHEMA if field.type == pa.string()}
+_PLACE = {"task", "pack", "pack_bytes", "pack_offset"}
+_ROWS_DIGEST = b"brevis.rows"
+
+
+class _Digest:
+    """Running digest over some columns of rows, one canonical JSON line each: the same on every machine."""
+
+    def __init__(self, columns: Iterable[str]) -> None:
+        self._values = attrgetter(*columns)
+        self._hash = blake3()
+        self._encode = json.JSONEncoder(separators=(",", ":"), default=bytes.hex).encode
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Take the next rows."""
+        encode, values = self._encode, self._values
+        self._hash.update("".join(f"{encode(values(row))}\n" for row in rows).encode())
+
+    def hex(self) -> str:
+        """Return the digest of all rows so far."""
+        return self._hash.hexdigest()
+
+
+def content_digest(rows: Iterable[Row]) -> str:
+    """Return the digest of what the rows say, without where it is stored: what "the same archive" means.
+
+    Two runs over the same source with the same recipe have the same one, whatever ran them.
+
+    Parameters
+    ----------
+    rows : iterable of Row
+        In the order of files and offsets.
+    """
+    digest = _Digest(column for column in _COLUMNS if column not in _PLACE)
+    for batch in _batches(rows):
+        digest.add(batch)
+    return digest.hex()
+
+
+def row_order(row: Row) -> tuple[bytes, int]:
+    """Sort key of a manifest: the bytes of the key, then the offset."""
+    return row.file.encode("utf-8", "surrogateescape"), row.offset_bytes
+
+
+def to_parquet(rows: Iterable[Row]) -> bytes:
+    """Return `rows` as bytes, the same for equal rows.
+
+    Raises
+    ------
+    LimitError
+        More rows than a reader takes.
+    """
+    sink, digest, n_rows = io.BytesIO(), _Digest(_COLUMNS), 0
+    with pq.ParquetWriter(
+        sink,
+        SCHEMA,
+        version="2.6",
+        data_page_version="1.0",
+        compression="zstd",
+        compression_level=3,
+        use_dictionary=sorted(_TEXTS),
+        write_statistics=False,
+        write_page_checksum=True,
+        store_schema=False,
+    ) as writer:
+        for batch in _batches(rows):
+            n_rows += len(batch)
+            if n_rows > ROWS_MAX:
+                raise LimitError(f"at most {ROWS_MAX} segments", "more", "", "archive parts of the source separately")
+            digest.add(batch)
+            columns = [pa.array(map(attrgetter(field.name), batch), field.type) for field in SCHEMA]
+            writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), row_group_size=GROUP_ROWS)
+        writer.add_key_value_metadata({_ROWS_DIGEST: digest.hex()})
+    return sink.getvalue()
+
+
+def from_parquet(data: bytes, where: str = "") -> list[Row]:
+    """Return the rows that `to_parquet` wrote.
+
+    Parameters
+    ----------
+    data : bytes
+        Read, not kept.
+    where : str
+        Key of the object, for messages.
+
+    Raises
+    ------
+    FormatError
+        Damaged, of another schema, or with values that no segment has.
+    LimitError
+        Beyond the limits of a reader.
+    """
+    try:
+        return list(_read(data, where))
+    except ArchiveError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
+        raise FormatError("rows as Parquet", f"{type(error).__name__}: {str(error)[:200]}", where) from error
+
+
+def _read(data: bytes, where: str) -> Iterator[Row]:
+    file = pq.ParquetFile(
+        pa.BufferReader(data),
+        page_checksum_verification=True,
+        thrift_string_size_limit=FOOTER_STRING_BYTES_MAX,
+        thrift_container_size_limit=FOOTER_ITEMS_MAX,
+    )
+    if not file.schema_arrow.remove_metadata().equals(SCHEMA):
+        raise FormatError(f"the columns {', '.join(_COLUMNS)}", f"{', '.join(file.schema_arrow.names)}", where)
+    if file.metadata.num_rows > ROWS_MAX:
+        raise LimitError(f"at most {ROWS_MAX} rows", f"{file.metadata.num_rows}", where)
+    digest, known = _Digest(_COLUMNS), dict[str, str]()
+    for group in range(file.metadata.num_row_groups):
+        facts = file.metadata.row_group(group)
+        if facts.num_rows > GROUP_ROWS or facts.total_byte_size > GROUP_BYTES_MAX:
+            raise LimitError(f"row groups of at most {GROUP_ROWS} rows", f"{facts.num_rows}", where)
+        table = file.read_row_group(group, use_threads=False)
+        columns: list[Any] = []
+        for name, column in zip(_COLUMNS, table.columns, strict=True):
+            values = column.to_pylist()
+            if name in _TEXTS:  # one object per distinct text, not per row
+                values = [known.setdefault(text, text) for text in values]
+            elif name == "shape":
+                values = [None if shape is None else tuple(shape) for shape in values]
+            columns.append(values)
+        rows = [Row(*values) for values in zip(*columns, strict=True)]
+        digest.add(rows)
+        _check(rows, where)
+        yield from rows
+    found = (file.metadata.metadata or {}).get(_ROWS_DIGEST, b"").decode("ascii", "replace")
+    if found != digest.hex():
+        raise FormatError(f"rows of the digest {digest.hex()}", found or "none", where)
+
+
+def _check(rows: list[Row], where: str) -> None:
+    """Refuse values that no segment has, before anybody computes with them."""
+    for row in rows:
+        if not (
+            0 <= row.offset_bytes < 1 << 62
+            and 0 < row.n_bytes <= SEGMENT_BYTES
+            and min(row.row_start, row.n_rows, row.row_words, row.task) >= 0
+            and min(row.stored_bytes or 0, row.expansions or 0, row.pack_bytes or 0, row.pack_offset or 0) >= 0
+            and (row.pack_offset or 0) + (row.stored_bytes or 0) <= (row.pack_bytes or 1 << 62)
+        ):
+            raise FormatError("a segment within its file and pack", f"{row}"[:400], where)
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    iterator = iter(rows)
+    while batch := list(islice(iterator, GROUP_ROWS)):
+        yield batch
