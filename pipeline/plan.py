@@ -1,0 +1,234 @@
+"""From a source to tasks: which objects, how they are cut, and who does what. Pure and deterministic.
+
+Tasks depend on the source and on the recipe alone: the same objects give the same tasks in the same order,
+whatever runs them. A large file has tasks of its own, so that a change in one file leaves the tasks of the
+others as they were; small files share tasks, in the order of their keys. A segment is never split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import groupby
+
+from operators.errors import ChangedError
+from pipeline.rows import Row
+from pipeline.segments import Layout, Segment, layout_of
+from pipeline.store import ObjectInfo, key_order
+
+TASK_BYTES = 256 << 20
+"""Source bytes of a task, unless the recipe says otherwise."""
+TASK_SEGMENTS = 1 << 14
+"""Most segments of a task: bounds its receipt, whatever the files hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something worth telling about one object: a warning, or a failure of that object alone."""
+
+    key: str
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Segments of one file that one task stores, in order; `info` pins the generation that is read."""
+
+    info: ObjectInfo
+    format: str
+    reason: str | None
+    segments: tuple[Segment, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Source bytes of the segments."""
+        return sum(segment.n_bytes for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The unit of work, of retrying and of resuming: everything a worker needs to know, picklable."""
+
+    ordinal: int
+    parts: tuple[Part, ...]
+
+    @property
+    def id(self) -> str:
+        """Name of the receipt."""
+        return task_id(self.ordinal)
+
+    @property
+    def n_bytes(self) -> int:
+        """Source bytes of the task."""
+        return sum(part.n_bytes for part in self.parts)
+
+    def rows(self) -> list[Row]:
+        """Return one row per segment, with the columns of the source filled."""
+        return [_row(part, segment, self.ordinal) for part in self.parts for segment in part.segments]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run is going to do.
+
+    Attributes
+    ----------
+    files : tuple of ObjectInfo
+        The inventory that was planned, in the order of keys. Empty objects have no segment and no task.
+    layouts : tuple of Layout
+        One for each file, without its segments.
+    tasks : tuple of Task
+    warnings : tuple of Finding
+        Faults of formats, in the order of keys.
+    """
+
+    files: tuple[ObjectInfo, ...]
+    layouts: tuple[Layout, ...]
+    tasks: tuple[Task, ...]
+    warnings: tuple[Finding, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(info.n_bytes for info in self.files)
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows of all tasks, in order: the stored plan."""
+        for task in self.tasks:
+            yield from task.rows()
+
+
+def task_id(ordinal: int) -> str:
+    """Return the name of a task; names sort like their tasks."""
+    return f"{ordinal:08d}"
+
+
+def matches(key: str, patterns: Iterable[str]) -> bool:
+    """Whether `key` or a folder above it matches one of `patterns`.
+
+    The rule of ``--include`` and ``--exclude``: a pattern is compared with the whole key relative to the
+    source. ``*`` stands for any text, also across ``/``; ``?`` for one character; ``[ab]`` for one of a set.
+    Case counts. A pattern that matches a folder takes all that is below: ``original``, ``original/`` and
+    ``original/*`` are the same. A key is taken if any include matches it (or none was given) and no exclude
+    does; the order of patterns does not matter.
+    """
+    wanted = [pattern.rstrip("/") for pattern in patterns]
+    if not wanted:
+        return False
+    names = [key, *(key[:place] for place, symbol in enumerate(key) if symbol == "/" and place)]
+    return any(fnmatchcase(name, pattern) for name in names for pattern in wanted)
+
+
+def select(listing: Iterable[ObjectInfo], include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[ObjectInfo]:
+    """Return the objects that the filters leave, in the order of their keys; see `matches` for the rule."""
+    taken = (info for info in listing if (not include or matches(info.key, include)) and not matches(info.key, exclude))
+    return sorted(taken, key=key_order)
+
+
+def make_plan(files: Sequence[ObjectInfo], layouts: Sequence[Layout], task_bytes: int = TASK_BYTES) -> Plan:
+    """Return the plan for `files`, whose `layouts` stand in the same order.
+
+    Parameters
+    ----------
+    files : sequence of ObjectInfo
+        In the order of keys, as `select` gives them.
+    layouts : sequence of Layout
+    task_bytes : int
+        Source bytes that a task aims at; a single segment may be more.
+    """
+    parts = [
+        Part(info, layout.format, layout.reason, layout.segments)
+        for info, layout in zip(files, layouts, strict=True)
+        if layout.segments
+    ]
+    large = [part for part in parts if 2 * part.n_bytes > task_bytes]
+    small = [part for part in parts if 2 * part.n_bytes <= task_bytes]
+    pieces = [*((piece,) for part in large for piece in _cut(part, task_bytes)), *_batches(small, task_bytes)]
+    tasks = [Task(ordinal, piece) for ordinal, piece in enumerate(pieces)]
+    return Plan(
+        tuple(files),
+        tuple(Layout(layout.format, layout.reason, layout.detail, ()) for layout in layouts),
+        tuple(tasks),
+        tuple(
+            Finding(info.key, layout.reason, layout.detail)
+            for info, layout in zip(files, layouts, strict=True)
+            if layout.reason is not None
+        ),
+    )
+
+
+def adopt(files: Sequence[ObjectInfo], rows: Iterable[Row]) -> Plan:
+    """Return the plan whose rows another driver of the same run has stored.
+
+    Raises
+    ------
+    ChangedError
+        The rows name a file that is not in the inventory, or do not fit its size.
+    """
+    infos = {info.key: info for info in files}
+    # An empty file has no rows, and nothing to read for its layout.
+    layouts = {info.key: layout_of(lambda *_: b"", info.key, 0) for info in files}
+    parts: dict[int, list[Part]] = {}
+    for (ordinal, key), group in groupby(rows, lambda row: (row.task, row.file)):
+        found = list(group)
+        info = infos.get(key)
+        if info is None or found[-1].segment.end_bytes > info.n_bytes:
+            raise ChangedError("a plan of this inventory", "another file", key, "start a new run")
+        part = Part(info, found[0].format, found[0].reason, tuple(row.segment for row in found))
+        parts.setdefault(ordinal, []).append(part)
+        layouts[key] = Layout(part.format, part.reason, "", ())
+    return Plan(
+        tuple(files),
+        tuple(layouts.values()),
+        tuple(Task(ordinal, tuple(parts[ordinal])) for ordinal in sorted(parts)),
+        tuple(Finding(key, layout.reason) for key, layout in layouts.items() if layout.reason is not None),
+    )
+
+
+def _cut(part: Part, task_bytes: int) -> Iterator[Part]:
+    """Cut a large file into tasks of about the same size, never more than `TASK_SEGMENTS` segments each."""
+    total = part.n_bytes
+    n_pieces = -(-total // task_bytes)
+
+    def piece(segment: Segment) -> int:  # by the middle of the segment: even, and a function of this file alone
+        return (2 * segment.offset_bytes + segment.n_bytes) * n_pieces // (2 * total)
+
+    for _, group in groupby(part.segments, piece):
+        segments = tuple(group)
+        for start in range(0, len(segments), TASK_SEGMENTS):
+            yield Part(part.info, part.format, part.reason, segments[start : start + TASK_SEGMENTS])
+
+
+def _batches(parts: Iterable[Part], task_bytes: int) -> Iterator[tuple[Part, ...]]:
+    """Gather small files into tasks, in order."""
+    batch: list[Part] = []
+    n_bytes = n_segments = 0
+    for whole in parts:
+        for part in _cut(whole, task_bytes):
+            if batch and (n_bytes + part.n_bytes > task_bytes or n_segments + len(part.segments) > TASK_SEGMENTS):
+                yield tuple(batch)
+                batch, n_bytes, n_segments = [], 0, 0
+            batch.append(part)
+            n_bytes += part.n_bytes
+            n_segments += len(part.segments)
+    if batch:
+        yield tuple(batch)
+
+
+def _row(part: Part, segment: Segment, ordinal: int) -> Row:
+    return Row(
+        part.info.key,
+        segment.offset_bytes,
+        segment.n_bytes,
+        segment.tensor,
+        segment.dtype,
+        segment.shape,
+        segment.row_start,
+        segment.n_rows,
+        segment.row_words,
+        part.format,
+        part.reason,
+        ordinal,
+    )
