@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.errors import FormatError
-from operators.words import Words, container
+from operators.words import Bytes, Words, container
 
 BLOCK_WORDS = 1 << 17
 """Words of a block: the unit in which large literals are coded and programs are executed."""
@@ -158,8 +158,8 @@ class Writer(ABC):
         """Code the next block: `BLOCK_WORDS` words, fewer only in the last one. `words` is not kept."""
 
     @abstractmethod
-    def finish(self) -> bytes:
-        """Return the payload; its length is that of the plan."""
+    def finish(self) -> Bytes:
+        """Return the payload, at most as long as the plan says; the writer is done."""
 
 
 class Plan(ABC):

@@ -41,7 +41,7 @@ class Record:
     book_ids: tuple[bytes, ...] = ()
 
 
-def put_record(stream: Stream, program: Node, digest: bytes, payloads: Sequence[bytes]) -> bytes:
+def put_record(stream: Stream, program: Node, digest: bytes, payloads: Sequence[Bytes]) -> bytes:
     """Return the bytes of a record.
 
     Parameters
@@ -52,7 +52,7 @@ def put_record(stream: Stream, program: Node, digest: bytes, payloads: Sequence[
         All literals have an encoding.
     digest : bytes, length 32
         BLAKE3 of the decoded bytes.
-    payloads : sequence of bytes
+    payloads : sequence of bytes-like
         One per literal, in pre-order.
     """
     text = bytearray()

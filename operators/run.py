@@ -35,6 +35,8 @@ class Encoded:
     Attributes
     ----------
     record : bytes
+    stream : Stream
+        Type of the words.
     program : Node
         With the encodings that were chosen.
     literals : tuple of (Stream, int)
@@ -42,6 +44,7 @@ class Encoded:
     """
 
     record: bytes
+    stream: Stream
     program: Node
     literals: tuple[tuple[Stream, int], ...]
 
@@ -102,7 +105,7 @@ def encode(program: Node, words: Words, digest: bytes | None = None) -> Encoded 
     coded = program.with_encodings(iter(chosen))
     record = put_record(stream, coded, digest or digest_of(words), payloads)
     literals = tuple((leaf.stream, len(payload)) for leaf, payload in zip(leaves, payloads, strict=True))
-    return Encoded(record, coded, literals)
+    return Encoded(record, stream, coded, literals)
 
 
 def execute(
@@ -201,7 +204,7 @@ class _Leaf:
         self.writer = plan.writer()
         return encoding
 
-    def finish(self) -> bytes:
+    def finish(self) -> Bytes:
         """End the second pass; return the payload."""
         assert self.writer is not None
         for words in self.kept or ():

@@ -20,6 +20,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numba
 import numpy as np
 from numba import types
 from numba.core import config
@@ -89,6 +90,14 @@ def kernel(*written: str) -> Callable[[F], F]:
         return dispatcher
 
     return decorate
+
+
+def inlined(function: F) -> F:
+    """Decorate a part of a kernel: compiled into each kernel that calls it, never called from Python."""
+    if not JIT:
+        return function
+    compiled: F = numba.njit(nogil=True, error_model="numpy", forceinline=True)(function)
+    return compiled
 
 
 def _interpreted(function: F) -> F:

@@ -1,4 +1,4 @@
-"""Unaligned little-endian loads and stores at a byte offset of a uint8 array.
+"""Unaligned little-endian loads, stores and copies at a byte offset of a uint8 array.
 
 Compiled they are one instruction without a bounds check: the caller proves that the bytes are there.
 Interpreted they check, so that a fuzzer without the JIT sees what the compiled code would read.
@@ -38,6 +38,7 @@ def _interpreted_store(n_bytes: int) -> Callable[[Any, Any, Any], None]:
 if JIT:
     from llvmlite import ir
     from numba import types
+    from numba.core import cgutils
     from numba.extending import intrinsic
 
     def _pointer(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, bits: int) -> Any:
@@ -72,8 +73,27 @@ if JIT:
 
         return store
 
+    @intrinsic
+    def copy_bytes(typing: Any, out: Any, to: Any, source: Any, start: Any, n_bytes: Any) -> Any:  # noqa: ARG001
+        """Copy `n_bytes` from byte `start` of `source` to byte `to` of `out`; the arrays do not overlap."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            target = _pointer(context, builder, signature.args[0], args[0], args[1], 8)
+            origin = _pointer(context, builder, signature.args[2], args[2], args[3], 8)
+            cgutils.raw_memcpy(builder, target, origin, args[4], 1)
+            return context.get_dummy_value()
+
+        return types.void(out, types.int64, source, types.int64, types.int64), codegen
+
     load_u16, load_u32, load_u64 = _compiled_load(2), _compiled_load(4), _compiled_load(8)
     store_u16, store_u32, store_u64 = _compiled_store(2), _compiled_store(4), _compiled_store(8)
 else:
+
+    def copy_bytes(out: Any, to: Any, source: Any, start: Any, n_bytes: Any) -> None:
+        """Copy `n_bytes` from byte `start` of `source` to byte `to` of `out`; the arrays do not overlap."""
+        assert 0 <= start <= source.size - n_bytes, "copy out of bounds"
+        assert 0 <= to <= out.size - n_bytes, "copy out of bounds"
+        out[to : to + n_bytes] = source[start : start + n_bytes]
+
     load_u16, load_u32, load_u64 = _interpreted_load(2), _interpreted_load(4), _interpreted_load(8)
     store_u16, store_u32, store_u64 = _interpreted_store(2), _interpreted_store(4), _interpreted_store(8)

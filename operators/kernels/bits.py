@@ -1,0 +1,186 @@
+"""Packing words of any width into bits and back.
+
+Word i takes bits ``i * width`` to ``(i + 1) * width`` of the stream, least significant bit first. Eight
+words of `width` bits are `width` bytes, so narrow words go eight at a time through a few shifts of one
+64-bit register; what is left of them, and wide words, go through an accumulator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from operators.kernels.jit import kernel
+from operators.kernels.memory import load_u64, store_u64
+
+_EVEN_8 = np.uint64(0x00FF00FF00FF00FF)
+_EVEN_16 = np.uint64(0x0000FFFF0000FFFF)
+_EVEN_32 = np.uint64(0x00000000FFFFFFFF)
+
+
+@kernel("out")
+def pack_u8(words: NDArray[np.uint8], width: int, out: NDArray[np.uint8]) -> int:
+    """Pack whole groups of 8 words of 1 to 7 bits while 8 bytes of `out` are left; return the words packed."""
+    w = np.uint64(width)
+    s8, s16, s32 = np.uint64(8) - w, np.uint64(16) - w - w, np.uint64(32) - np.uint64(4) * w
+    n_groups = 0
+    if out.size >= 8:
+        n_groups = min(words.size >> 3, (out.size - 8) // width + 1)
+    for g in range(n_groups):
+        x = load_u64(words, np.uint64(g * 8))
+        x = (x & _EVEN_8) | ((x & ~_EVEN_8) >> s8)
+        x = (x & _EVEN_16) | ((x & ~_EVEN_16) >> s16)
+        x = (x & _EVEN_32) | ((x & ~_EVEN_32) >> s32)
+        store_u64(out, np.uint64(g * width), x)
+    return n_groups * 8
+
+
+@kernel("out")
+def unpack_u8(packed: NDArray[np.uint8], width: int, out: NDArray[np.uint8]) -> int:
+    """Inverse of `pack_u8`: unpack while 8 bytes of `packed` can be read; return the words unpacked."""
+    w = np.uint64(width)
+    s8, s16, s32 = np.uint64(8) - w, np.uint64(16) - w - w, np.uint64(32) - np.uint64(4) * w
+    one = np.uint64(1)
+    m32 = (one << (np.uint64(4) * w)) - one
+    m16 = ((one << (w + w)) - one) * np.uint64(0x0000000100000001)
+    m8 = ((one << w) - one) * np.uint64(0x0001000100010001)
+    h32, h16, h8 = m32 << (np.uint64(4) * w), m16 << (w + w), m8 << w
+    n_groups = 0
+    if packed.size >= 8:
+        n_groups = min(out.size >> 3, (packed.size - 8) // width + 1)
+    for g in range(n_groups):
+        x = load_u64(packed, np.uint64(g * width))
+        x = (x & m32) | ((x & h32) << s32)
+        x = (x & m16) | ((x & h16) << s16)
+        x = (x & m8) | ((x & h8) << s8)
+        store_u64(out, np.uint64(g * 8), x)
+    return n_groups * 8
+
+
+@kernel("out")
+def pack_u16(words: NDArray[np.uint8], width: int, out: NDArray[np.uint8]) -> int:
+    """As `pack_u8` for words of two bytes and 1 to 15 bits, given as a view of their bytes; 16 bytes at a time."""
+    w = np.uint64(width)
+    s16, s32, four_w = np.uint64(16) - w, np.uint64(32) - w - w, np.uint64(4) * w
+    back = np.uint64(64) - four_w
+    n_groups = 0
+    if out.size >= 16:
+        n_groups = min(words.size >> 4, (out.size - 16) // width + 1)
+    for g in range(n_groups):
+        a = load_u64(words, np.uint64(g * 16))
+        b = load_u64(words, np.uint64(g * 16 + 8))
+        a = (a & _EVEN_16) | ((a & ~_EVEN_16) >> s16)
+        b = (b & _EVEN_16) | ((b & ~_EVEN_16) >> s16)
+        a = (a & _EVEN_32) | ((a & ~_EVEN_32) >> s32)
+        b = (b & _EVEN_32) | ((b & ~_EVEN_32) >> s32)
+        store_u64(out, np.uint64(g * width), a | (b << four_w))
+        store_u64(out, np.uint64(g * width + 8), b >> back)
+    return n_groups * 8
+
+
+@kernel("out")
+def unpack_u16(packed: NDArray[np.uint8], width: int, out: NDArray[np.uint8]) -> int:
+    """Inverse of `pack_u16`; `out` is a view of the bytes of the words."""
+    w = np.uint64(width)
+    s16, s32, four_w = np.uint64(16) - w, np.uint64(32) - w - w, np.uint64(4) * w
+    back = np.uint64(64) - four_w
+    one = np.uint64(1)
+    m32 = (one << (w + w)) - one
+    m16 = ((one << w) - one) * np.uint64(0x0000000100000001)
+    h32, h16 = m32 << (w + w), m16 << w
+    n_groups = 0
+    if packed.size >= 16:
+        n_groups = min(out.size >> 4, (packed.size - 16) // width + 1)
+    for g in range(n_groups):
+        a = load_u64(packed, np.uint64(g * width))
+        b = (a >> four_w) | (load_u64(packed, np.uint64(g * width + 8)) << back)
+        a = (a & m32) | ((a & h32) << s32)
+        b = (b & m32) | ((b & h32) << s32)
+        a = (a & m16) | ((a & h16) << s16)
+        b = (b & m16) | ((b & h16) << s16)
+        store_u64(out, np.uint64(g * 16), a)
+        store_u64(out, np.uint64(g * 16 + 8), b)
+    return n_groups * 8
+
+
+@kernel("out")
+def pack_any(words: NDArray[Any], width: int, first: int, out: NDArray[np.uint8]) -> None:
+    """Pack `words` from `first` on (a multiple of 8) to the end of `out`; width 1 to 64."""
+    w, full = np.uint64(width), np.uint64(64)
+    held, n = np.uint64(0), np.uint64(0)
+    o = (first >> 3) * width
+    for i in range(first, words.size):
+        x = np.uint64(words[i])
+        held |= x << n
+        n += w
+        if n >= full:
+            store_u64(out, np.uint64(o), held)
+            o += 8
+            n -= full
+            held = x >> (w - n) if n > np.uint64(0) else np.uint64(0)
+    while o < out.size:
+        out[o] = np.uint8(held & np.uint64(255))
+        held >>= np.uint64(8)
+        o += 1
+
+
+@kernel("out")
+def unpack_any(packed: NDArray[np.uint8], width: int, first: int, out: NDArray[Any]) -> None:
+    """Unpack words from `first` on (a multiple of 8) from `packed`, which holds all bits of `out`; width 1 to 64."""
+    w, full, one = np.uint64(width), np.uint64(64), np.uint64(1)
+    mask = (((one << (w - one)) - one) << one) | one
+    held, n = np.uint64(0), np.uint64(0)
+    o = (first >> 3) * width
+    for i in range(first, out.size):
+        if n < w:
+            x = np.uint64(0)
+            if o + 8 <= packed.size:
+                x = load_u64(packed, np.uint64(o))
+            else:
+                for k in range(packed.size - o):
+                    x |= np.uint64(packed[o + k]) << np.uint64(8 * k)
+            o += 8
+            word = held | (x << n) if n > np.uint64(0) else x
+            taken = w - n
+            held = x >> taken if taken < full else np.uint64(0)
+            n = full - taken
+        else:
+            word = held
+            held >>= w
+            n -= w
+        out[i] = word & mask
+
+
+def packed_bytes(n_words: int, width_bits: int) -> int:
+    """Bytes of `n_words` words of `width_bits`."""
+    return (n_words * width_bits + 7) >> 3
+
+
+def pack(words: NDArray[Any], width_bits: int, out: NDArray[np.uint8]) -> None:
+    """Pack `words`, each below ``2**width_bits`` (1 to 64), into `out` of `packed_bytes`; the last bits are zero."""
+    done = 0
+    if width_bits == 8 * words.itemsize:
+        out[:] = words.view(np.uint8)
+        return
+    if words.itemsize == 1:
+        done = pack_u8(words, width_bits, out)
+    elif words.itemsize == 2:
+        done = pack_u16(words.view(np.uint8), width_bits, out)
+    if done < words.size:
+        pack_any(words, width_bits, done, out)
+
+
+def unpack(packed: NDArray[np.uint8], width_bits: int, out: NDArray[Any]) -> None:
+    """Inverse of `pack`; `packed` has the `packed_bytes` of `out`, any bytes decode."""
+    done = 0
+    if width_bits == 8 * out.itemsize:
+        out.view(np.uint8)[:] = packed
+        return
+    if out.itemsize == 1:
+        done = unpack_u8(packed, width_bits, out)
+    elif out.itemsize == 2:
+        done = unpack_u16(packed, width_bits, out.view(np.uint8))
+    if done < out.size:
+        unpack_any(packed, width_bits, done, out)

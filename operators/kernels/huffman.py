@@ -1,0 +1,442 @@
+"""Canonical Huffman codes of at most 15 bits: lengths, tables, blocks of interleaved streams.
+
+A code of length l is written with its most significant bit first, into bytes filled from the least
+significant bit; so the bits of a canonical code are stored reversed, and a decoder finds the next
+`PRIMARY_BITS` bits of a stream by one unaligned load and a mask.
+
+The decoding table maps these bits to all the whole codes in them, up to 48 bits of words:
+
+=======  ===============================================================
+bits
+=======  ===============================================================
+0-5      bits of the whole codes
+6        set where not even the first code is whole: it is a longer one
+12-59    the words, in their container
+60-63    bytes of the words
+=======  ===============================================================
+"""
+
+# mypy: disable-error-code="no-any-return, assignment"
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from operators.kernels.alphabet import peek
+from operators.kernels.jit import inlined, kernel
+from operators.kernels.memory import copy_bytes, load_u64, store_u64
+
+MAX_LENGTH = 15
+"""Bits of the longest code."""
+PRIMARY_BITS = 12
+"""Bits that index the decoding table."""
+STREAMS = 4
+"""Streams of a block that is split."""
+SPLIT_WORDS = 1 << 12
+"""Words of the smallest block that is split into streams."""
+_LOOKUPS = 4  # of PRIMARY_BITS each from one load of at least 57 bits
+_ESCAPE = np.uint64(1 << 6)
+_ESCAPES = np.uint64(7 << 6)  # sum of up to _LOOKUPS of them
+_ENTRY_BYTES = 8  # written per look-up, up to 6 of them words
+
+
+@kernel("lengths")
+def limited_lengths(counts: NDArray[np.int64], limit: int, lengths: NDArray[np.int64]) -> None:
+    """Set the lengths of the best code of at most `limit` bits, by package-merge.
+
+    Parameters
+    ----------
+    counts : int64 array, shape (m,)
+        Ascending, positive, at most ``2**limit`` of them.
+    limit : int
+        1 to 15.
+    lengths : int64 array, shape (m,)
+        Set, descending. A single symbol gets length 0.
+
+    Notes
+    -----
+    Source: Larmore and Hirschberg, A fast algorithm for optimal length-limited Huffman codes, 1990.
+    Of equal weights the leaf goes before the package, so the lengths depend on the counts alone.
+    """
+    m = counts.size
+    lengths[:] = 0
+    if m == 1:
+        return
+    is_leaf = np.zeros((limit, 2 * m), np.uint8)
+    before, items = np.zeros(2 * m, np.int64), np.zeros(2 * m, np.int64)
+    n_before = 0
+    for level in range(limit):
+        n_packages = n_before >> 1
+        i, j, n_items = 0, 0, 0
+        while i < m or j < n_packages:
+            if j == n_packages or (i < m and counts[i] <= before[2 * j] + before[2 * j + 1]):
+                items[n_items] = counts[i]
+                is_leaf[level, n_items] = 1
+                i += 1
+            else:
+                items[n_items] = before[2 * j] + before[2 * j + 1]
+                j += 1
+            n_items += 1
+        before, items = items, before
+        n_before = n_items
+    taken = 2 * m - 2
+    for level in range(limit - 1, -1, -1):
+        n_leaves = 0
+        for k in range(taken):
+            n_leaves += np.int64(is_leaf[level, k])
+        for k in range(n_leaves):
+            lengths[k] += 1
+        taken = 2 * (taken - n_leaves)
+
+
+@kernel("codes")
+def canonical_codes(lengths: NDArray[np.int64], codes: NDArray[np.int64]) -> int:
+    """Set the code of each symbol, its bits reversed; return -1 unless the lengths make a complete code.
+
+    Parameters
+    ----------
+    lengths : int64 array, shape (m,)
+        0 to 15 each; m = 1 needs length 0, any more need 1 to 15.
+    codes : int64 array, shape (m,)
+    """
+    m = lengths.size
+    if m == 1:
+        codes[0] = 0
+        return 0 if lengths[0] == 0 else -1
+    n_of = np.zeros(MAX_LENGTH + 1, np.int64)
+    for i in range(m):
+        n_of[lengths[i]] += 1
+    if n_of[0]:
+        return -1
+    following = np.zeros(MAX_LENGTH + 1, np.int64)
+    code = 0
+    for length in range(1, MAX_LENGTH + 1):
+        following[length] = code
+        code = (code + n_of[length]) << 1
+    if code != 2 << MAX_LENGTH:
+        return -1
+    for i in range(m):
+        length = lengths[i]
+        code = following[length]
+        following[length] += 1
+        reverse = np.int64(0)
+        for _ in range(length):
+            reverse = (reverse << 1) | (code & 1)
+            code >>= 1
+        codes[i] = reverse
+    return 0
+
+
+@kernel("table")
+def encoding_table(
+    symbols: NDArray[np.int64], lengths: NDArray[np.int64], codes: NDArray[np.int64], table: NDArray[np.uint32]
+) -> None:
+    """Set ``table[word] = code | length << 16``."""
+    for i in range(symbols.size):
+        table[symbols[i]] = np.uint32(codes[i]) | (np.uint32(lengths[i]) << np.uint32(16))
+
+
+@kernel("single", "many", "by_length", "ordered")
+def decoding_tables(
+    symbols: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    codes: NDArray[np.int64],
+    word_bytes: int,
+    single: NDArray[np.uint32],
+    many: NDArray[np.uint64],
+    by_length: NDArray[np.int64],
+    ordered: NDArray[np.uint16],
+) -> None:
+    """Set the tables of a decoder from a complete code of at least two symbols.
+
+    Parameters
+    ----------
+    symbols, lengths, codes : int64 arrays, shape (m,)
+    word_bytes : int
+        1 or 2: bytes of a word's container.
+    single : uint32 array, shape (2**PRIMARY_BITS,), zeroed
+        Scratch: the first code alone, ``symbol << 8 | length``, 0 where it is longer.
+    many : uint64 array, shape (2**PRIMARY_BITS,)
+        As in the module's docstring.
+    by_length : int64 array, shape (2, MAX_LENGTH + 1), zeroed
+        For each length how many codes there are, and where its symbols start in `ordered`.
+    ordered : uint16 array, shape (m,)
+        Symbols in the order of their codes.
+    """
+    for i in range(symbols.size):
+        length = lengths[i]
+        by_length[0, length] += 1
+        if length <= PRIMARY_BITS:
+            entry = np.uint32(symbols[i] << 8 | length)
+            step = 1 << length
+            for index in range(codes[i], 1 << PRIMARY_BITS, step):
+                single[index] = entry
+    start = np.int64(0)
+    for length in range(MAX_LENGTH + 1):
+        by_length[1, length] = start
+        start += by_length[0, length]
+    place = by_length[1].copy()
+    for i in range(symbols.size):
+        ordered[place[lengths[i]]] = symbols[i]
+        place[lengths[i]] += 1
+    most = 6 // word_bytes
+    word_bits = np.uint64(8 * word_bytes)
+    for index in range(1 << PRIMARY_BITS):
+        rest, left, n = index, PRIMARY_BITS, 0
+        entry = np.uint64(0)
+        at = np.uint64(12)
+        while n < most:
+            found = np.int64(single[rest])
+            length = found & 255
+            if length == 0 or length > left:
+                break
+            entry |= np.uint64(found >> 8) << at
+            at += word_bits
+            n += 1
+            rest >>= length
+            left -= length
+        entry |= np.uint64(PRIMARY_BITS - left) | (np.uint64(n * word_bytes) << np.uint64(60))
+        many[index] = entry | _ESCAPE if n == 0 else entry
+
+
+@inlined
+def _append(word: Any, table: Any, held: Any, n: Any) -> Any:
+    entry = np.uint64(table[word])
+    return held | ((entry & np.uint64(0xFFFF)) << n), n + (entry >> np.uint64(16))
+
+
+@inlined
+def _append3(words: Any, i: Any, table: Any, held: Any, n: Any, out: Any, o: Any) -> Any:
+    """Append three codes, at most 45 bits beside the 7 held, and store the whole bytes."""
+    held, n = _append(words[i], table, held, n)
+    held, n = _append(words[i + 1], table, held, n)
+    held, n = _append(words[i + 2], table, held, n)
+    store_u64(out, o, held)
+    return held >> (n & np.uint64(56)), n & np.uint64(7), o + (n >> np.uint64(3))
+
+
+@inlined
+def _append_rest(words: Any, i: Any, end: Any, table: Any, held: Any, n: Any, out: Any, o: Any) -> Any:
+    """Append the last codes of a stream; return the bytes after its end."""
+    while i < end:
+        held, n = _append(words[i], table, held, n)
+        store_u64(out, o, held)
+        o += n >> np.uint64(3)
+        held >>= n & np.uint64(56)
+        n &= np.uint64(7)
+        i += 1
+    return o + np.uint64(1) if n > np.uint64(0) else o
+
+
+@kernel("out", "scratch", "sizes")
+def encode_block(
+    words: NDArray[Any],
+    table: NDArray[np.uint32],
+    out: NDArray[np.uint8],
+    scratch: NDArray[np.uint8],
+    sizes: NDArray[np.uint16],
+) -> int:
+    """Write the streams of one block to `out`, one after the other; return their bytes.
+
+    Parameters
+    ----------
+    words : Words, shape (n,)
+        One block. With 4 `sizes`, stream k has the words from ``k * ceil(n / 4)`` on.
+    table : uint32 array
+        Of `encoding_table`.
+    out : uint8 array
+        Has room for all of it.
+    scratch : uint8 array, shape (STREAMS * (2 * ceil(n / len(sizes)) + 16),)
+    sizes : uint16 array, shape (4,) or (1,)
+        Set to the bytes of each stream.
+    """
+    n_words = words.size
+    zero = np.uint64(0)
+    step = (n_words + sizes.size - 1) // sizes.size
+    area = np.uint64(2 * step + 16)
+    i = 0
+    if sizes.size == STREAMS:
+        b, c, d = step, 2 * step, 3 * step
+        oa, ob, oc, od = zero, area, area * np.uint64(2), area * np.uint64(3)
+        ha, hb, hc, hd = zero, zero, zero, zero
+        na, nb, nc, nd = zero, zero, zero, zero
+        wa, wb, wc, wd = words[:b], words[b:c], words[c:d], words[d:]
+        for i in range(0, wd.size - 2, 3):
+            ha, na, oa = _append3(wa, i, table, ha, na, scratch, oa)
+            hb, nb, ob = _append3(wb, i, table, hb, nb, scratch, ob)
+            hc, nc, oc = _append3(wc, i, table, hc, nc, scratch, oc)
+            hd, nd, od = _append3(wd, i, table, hd, nd, scratch, od)
+        i = wd.size // 3 * 3
+        sizes[0] = _append_rest(wa, i, wa.size, table, ha, na, scratch, oa)
+        sizes[1] = _append_rest(wb, i, wb.size, table, hb, nb, scratch, ob) - area
+        sizes[2] = _append_rest(wc, i, wc.size, table, hc, nc, scratch, oc) - area * np.uint64(2)
+        sizes[3] = _append_rest(wd, i, wd.size, table, hd, nd, scratch, od) - area * np.uint64(3)
+    else:
+        sizes[0] = _append_rest(words, 0, n_words, table, zero, zero, scratch, zero)
+    end = 0
+    for k in range(sizes.size):
+        size = np.int64(sizes[k])
+        start = k * np.int64(area)
+        copy_bytes(out, end, scratch, start, size)
+        end += size
+    return end
+
+
+@inlined
+def _one(payload: Any, bit: Any, by_length: Any, ordered: Any) -> Any:
+    """Decode one word bit by bit; return it and the bit after it."""
+    bits = peek(payload, np.int64(bit))
+    code, first = np.int64(0), np.int64(0)
+    for length in range(1, MAX_LENGTH + 1):
+        code |= np.int64(bits & np.uint64(1))
+        bits >>= np.uint64(1)
+        n = by_length[0, length]
+        if code - first < n:
+            return ordered[by_length[1, length] + code - first], bit + np.uint64(length)
+        first = (first + n) << 1
+        code <<= 1
+    return ordered[0], bit + np.uint64(MAX_LENGTH)  # never: the code is complete
+
+
+@inlined
+def _many(payload: Any, bit: Any, table: Any, out: Any, o: Any) -> Any:
+    """Decode up to four look-ups; return the bits that they took and the flags, and the byte after the words."""
+    mask = np.uint64((1 << PRIMARY_BITS) - 1)
+    down, twelve, sixty, low = np.uint64(3), np.uint64(12), np.uint64(60), np.uint64(63)
+    bits = load_u64(payload, bit >> down) >> (bit & np.uint64(7))
+    entry = table[bits & mask]
+    store_u64(out, o, entry >> twelve)
+    total = entry
+    bits >>= entry & low
+    o += entry >> sixty
+    entry = table[bits & mask]
+    store_u64(out, o, entry >> twelve)
+    total += entry
+    bits >>= entry & low
+    o += entry >> sixty
+    entry = table[bits & mask]
+    store_u64(out, o, entry >> twelve)
+    total += entry
+    bits >>= entry & low
+    o += entry >> sixty
+    entry = table[bits & mask]
+    store_u64(out, o, entry >> twelve)
+    total += entry
+    return total, o + (entry >> sixty)
+
+
+@inlined
+def _escape(
+    payload: Any, bit: Any, total: Any, by_length: Any, ordered: Any, words: Any, word_bytes: Any, o: Any
+) -> Any:
+    """Decode the longer code that stopped `_many`, if there is one."""
+    if total & _ESCAPES:
+        word, bit = _one(payload, bit, by_length, ordered)
+        words[np.int64(o) // word_bytes] = word
+        o += np.uint64(word_bytes)
+    return bit, o
+
+
+@inlined
+def _finish(
+    payload: Any,
+    bit: Any,
+    end_byte: Any,
+    table: Any,
+    by_length: Any,
+    ordered: Any,
+    out: Any,
+    words: Any,
+    o: Any,
+    end: Any,
+) -> Any:
+    """Decode the rest of a stream; return 0, or -1 unless it ends where it should, with zero bits."""
+    word_bytes = words.itemsize
+    last_load = np.uint64(max(payload.size - 8, 0)) if payload.size >= 8 else np.uint64(0)
+    last_store = np.uint64(max(end - 7 * _LOOKUPS - _ENTRY_BYTES, 0))
+    if payload.size >= 8:
+        while o < last_store and (bit >> np.uint64(3)) <= last_load:
+            total, o = _many(payload, bit, table, out, o)
+            bit += total & np.uint64(63)
+            bit, o = _escape(payload, bit, total, by_length, ordered, words, word_bytes, o)
+    stop = np.uint64(8 * end_byte)
+    i = np.int64(o) // word_bytes
+    while i < end // word_bytes and bit < stop:
+        words[i], bit = _one(payload, bit, by_length, ordered)
+        i += 1
+    if i != end // word_bytes or bit > stop or stop - bit > np.uint64(7):
+        return -1
+    return 0 if peek(payload, np.int64(bit)) & ((np.uint64(1) << (stop - bit)) - np.uint64(1)) == np.uint64(0) else -1
+
+
+@kernel("out", "words")
+def decode_block(
+    payload: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    table: NDArray[np.uint64],
+    by_length: NDArray[np.int64],
+    ordered: NDArray[np.uint16],
+    out: NDArray[np.uint8],
+    words: NDArray[Any],
+) -> int:
+    """Decode one block; return 0, or -1 where the streams cannot be those of a block of this size.
+
+    Parameters
+    ----------
+    payload : uint8 array
+        Holds the streams; nothing outside it is read.
+    starts : int64 array, shape (5,) or (2,)
+        Byte where each stream starts and where the last one ends, ascending, all inside `payload`.
+    table, by_length, ordered
+        Of `decoding_tables`.
+    out, words : uint8 array and Words of the same memory
+        The block; all of it is written on success, nothing outside it ever.
+    """
+    if starts.size != STREAMS + 1:
+        return _finish(
+            payload, np.uint64(8 * starts[0]), starts[1], table, by_length, ordered, out, words, np.uint64(0), out.size
+        )
+    word_bytes = words.itemsize
+    step = (words.size + STREAMS - 1) // STREAMS * word_bytes
+    pa, pb, pc, pd = (
+        np.uint64(8 * starts[0]),
+        np.uint64(8 * starts[1]),
+        np.uint64(8 * starts[2]),
+        np.uint64(8 * starts[3]),
+    )
+    oa, ob, oc, od = np.uint64(0), np.uint64(step), np.uint64(2 * step), np.uint64(3 * step)
+    margin = 7 * _LOOKUPS + _ENTRY_BYTES
+    la, lb = np.uint64(step - margin), np.uint64(2 * step - margin)
+    lc, ld = np.uint64(3 * step - margin), np.uint64(max(out.size - margin, 0))
+    three, low = np.uint64(3), np.uint64(63)
+    if payload.size >= 8:
+        last_load = np.uint64(payload.size - 8)
+        while (
+            oa < la
+            and ob < lb
+            and oc < lc
+            and od < ld
+            and (pa >> three) <= last_load
+            and (pb >> three) <= last_load
+            and (pc >> three) <= last_load
+            and (pd >> three) <= last_load
+        ):
+            ta, oa = _many(payload, pa, table, out, oa)
+            tb, ob = _many(payload, pb, table, out, ob)
+            tc, oc = _many(payload, pc, table, out, oc)
+            td, od = _many(payload, pd, table, out, od)
+            pa += ta & low
+            pb += tb & low
+            pc += tc & low
+            pd += td & low
+            if (ta | tb | tc | td) & _ESCAPES:
+                pa, oa = _escape(payload, pa, ta, by_length, ordered, words, word_bytes, oa)
+                pb, ob = _escape(payload, pb, tb, by_length, ordered, words, word_bytes, ob)
+                pc, oc = _escape(payload, pc, tc, by_length, ordered, words, word_bytes, oc)
+                pd, od = _escape(payload, pd, td, by_length, ordered, words, word_bytes, od)
+    status = _finish(payload, pa, starts[1], table, by_length, ordered, out, words, oa, step)
+    status |= _finish(payload, pb, starts[2], table, by_length, ordered, out, words, ob, 2 * step)
+    status |= _finish(payload, pc, starts[3], table, by_length, ordered, out, words, oc, 3 * step)
+    return status | _finish(payload, pd, starts[4], table, by_length, ordered, out, words, od, out.size)

@@ -1,0 +1,191 @@
+"""Canonical Huffman codes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from operators.base import BLOCK_WORDS, BlockSource, Encoding, Plan, Profile, Stream, Writer
+from operators.errors import FormatError
+from operators.kernels.huffman import (
+    MAX_LENGTH,
+    PRIMARY_BITS,
+    SPLIT_WORDS,
+    STREAMS,
+    canonical_codes,
+    decode_block,
+    decoding_tables,
+    encode_block,
+    encoding_table,
+    limited_lengths,
+)
+from operators.literals.tables import Integers, table_bytes, take_alphabet
+from operators.words import Bytes, Words, container
+
+LONG_CODE_GAIN = 512
+"""Codes longer than `PRIMARY_BITS` decode slower: the writer uses them to save one part in this many."""
+
+
+def streams_of(n_words: int) -> int:
+    """Return the streams of a block of `n_words`."""
+    return STREAMS if n_words >= SPLIT_WORDS else 1
+
+
+def _n_streams(stream: Stream) -> int:
+    whole, rest = divmod(stream.n_words, BLOCK_WORDS)
+    return whole * STREAMS + (streams_of(rest) if rest else 0)
+
+
+class _Writer(Writer):
+    def __init__(self, plan: _Plan) -> None:
+        stream = plan.stream
+        self._coded = plan.symbols.size > 1
+        n_streams = _n_streams(stream) if self._coded else 0
+        self._sizes = np.zeros(n_streams, np.uint16)
+        self._first = 0
+        directory_bytes = 2 * max(n_streams - 1, 0)
+        self._out = np.empty(plan.n_bytes, np.uint8)
+        self._directory = self._out[len(plan.table) : len(plan.table) + directory_bytes]
+        self._end = len(plan.table) + directory_bytes
+        self._out[: len(plan.table)] = np.frombuffer(plan.table, np.uint8)
+        if self._coded:
+            codes = np.empty_like(plan.lengths)
+            canonical_codes(plan.lengths, codes)
+            self._table = np.zeros(1 << stream.width_bits, np.uint32)
+            encoding_table(plan.symbols, plan.lengths, codes, self._table)
+            block_words = min(BLOCK_WORDS, stream.n_words)
+            self._scratch = np.empty(2 * block_words + 18 * STREAMS, np.uint8)
+
+    def add(self, words: Words) -> None:
+        if self._coded and words.size:
+            sizes = self._sizes[self._first : self._first + streams_of(words.size)]
+            self._end += encode_block(words, self._table, self._out[self._end :], self._scratch, sizes)
+            self._first += sizes.size
+
+    def finish(self) -> Bytes:
+        self._directory.view("<u2")[:] = self._sizes[: self._directory.size // 2]
+        return self._out[: self._end].data
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan(Plan):
+    stream: Stream
+    symbols: Integers
+    lengths: Integers
+    table: bytes
+    n_bytes: int
+
+    def writer(self) -> Writer:
+        return _Writer(self)
+
+
+class _Source(BlockSource):
+    def __init__(
+        self,
+        stream: Stream,
+        payload: NDArray[np.uint8],
+        starts: Integers,
+        symbols: Integers,
+        lengths: Integers,
+        codes: Integers,
+    ) -> None:
+        super().__init__(stream)
+        self._payload = payload
+        self._starts = starts
+        self._many = np.empty(1 << PRIMARY_BITS, np.uint64)
+        self._by_length = np.zeros((2, MAX_LENGTH + 1), np.int64)
+        self._ordered = np.empty(symbols.size, np.uint16)
+        single = np.zeros(1 << PRIMARY_BITS, np.uint32)
+        word_bytes = container(stream.width_bits).itemsize
+        decoding_tables(symbols, lengths, codes, word_bytes, single, self._many, self._by_length, self._ordered)
+
+    def decode_block(self, index: int, out: Words) -> None:
+        first = index * STREAMS
+        starts = self._starts[first : first + streams_of(out.size) + 1]
+        tables = self._many, self._by_length, self._ordered
+        if decode_block(self._payload, starts, *tables, out.view(np.uint8), out):
+            raise FormatError("Huffman streams that end where they should", "damaged ones", f"block {index}")
+
+
+class _Constant(BlockSource):
+    def __init__(self, stream: Stream, word: int) -> None:
+        super().__init__(stream)
+        self._word = word
+
+    def decode_block(self, index: int, out: Words) -> None:
+        out.fill(self._word)
+
+
+class Huffman(Encoding):
+    """Words of up to 16 bits, at most 32768 different ones, by canonical codes of 1 to 15 bits.
+
+    Payload: table, directory, streams.
+
+    - Table: that of `operators.kernels.alphabet`, levels are code lengths, no values. Codes are canonical:
+      in the order of (length, word), each the one before plus one, shifted left where the length grows. The
+      lengths must make a complete code. A single word has length 0, and then the payload ends here.
+    - The words are cut into blocks of 131072, the last one shorter. A block of n >= 4096 words has four
+      streams, of ``q = ceil(n / 4)`` words each and the last of what is left; a smaller one has one stream.
+    - Directory: the bytes of every stream but the very last, in order, two bytes each, little-endian.
+    - Streams: the codes of the words in order, each with its most significant bit first; bits fill bytes from
+      the least significant one. The bits left in the last byte of a stream are zero. Streams follow one
+      another and the last ends with the payload.
+    """
+
+    code = 66
+    name = "huffman"
+
+    def plan(self, profile: Profile) -> Plan | None:
+        stream = profile.stream
+        if profile.counts is None or not stream.n_words:
+            return None
+        symbols = np.flatnonzero(profile.counts)
+        if symbols.size > 1 << MAX_LENGTH:
+            return None
+        counts = profile.counts[symbols]
+        order = np.argsort(counts, kind="stable")
+        ascending = counts[order]
+        n_bits, by_count = _best_lengths(ascending)
+        lengths = np.empty_like(by_count)
+        lengths[order] = by_count
+        table = table_bytes(symbols, lengths)
+        n_streams = _n_streams(stream) if symbols.size > 1 else 0
+        # Every stream may leave up to 7 bits of its last byte.
+        n_bytes = len(table) + 2 * max(n_streams - 1, 0) + (n_bits + 7 * n_streams >> 3)
+        return _Plan(stream, symbols, lengths, table, n_bytes)
+
+    def source(self, payload: memoryview, stream: Stream) -> BlockSource:
+        symbols, lengths, _, table_end = take_alphabet(payload, stream.width_bits, with_values=False)
+        codes = np.empty_like(lengths)
+        if canonical_codes(lengths, codes):
+            raise FormatError("a complete Huffman code", "other lengths", "literal")
+        n_streams = _n_streams(stream) if symbols.size > 1 else 0
+        start = table_end + 2 * max(n_streams - 1, 0)
+        sizes = np.frombuffer(payload[table_end:start], "<u2") if start <= len(payload) else None
+        if sizes is None or start + int(sizes.sum(dtype=np.int64)) > len(payload):
+            raise FormatError(f"{n_streams} streams", f"{len(payload)} bytes", "literal")
+        if symbols.size == 1:
+            if start != len(payload):
+                raise FormatError("no streams for a single word", f"{len(payload) - start} bytes", "literal")
+            return _Constant(stream, int(symbols[0]))
+        starts = np.empty(n_streams + 1, np.int64)
+        starts[0] = start
+        starts[1:-1] = start + np.cumsum(sizes, dtype=np.int64)
+        starts[-1] = len(payload)
+        return _Source(stream, np.frombuffer(payload, np.uint8), starts, symbols, lengths, codes)
+
+
+def _best_lengths(ascending: Integers) -> tuple[int, Integers]:
+    """Return the bits of all words and the code lengths, for ascending counts."""
+    best: tuple[int, Integers] | None = None
+    for limit in (PRIMARY_BITS, MAX_LENGTH):
+        if ascending.size <= 1 << limit:
+            lengths = np.empty_like(ascending)
+            limited_lengths(ascending, limit, lengths)
+            n_bits = int(ascending @ lengths)
+            if best is None or n_bits < best[0] - best[0] // LONG_CODE_GAIN:
+                best = n_bits, lengths
+    assert best is not None
+    return best
