@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from operators.errors import ArchiveError, FormatError, LimitError
-from pipeline.segments.base import SEGMENT_BYTES, Segment
+from operators.limits import SEGMENT_BYTES
+from pipeline.segments.base import Segment
 
 GROUP_ROWS = 1 << 16
 """Rows of a Parquet row group: what is in memory beside the rows themselves while they are read or written."""
@@ -41,7 +42,7 @@ class Row:
     ----------
     file : str
         Key of the source object, relative to the source.
-    offset_bytes ... row_words
+    offset_bytes ... n_tensors
         As in `pipeline.segments.Segment`.
     format, reason : str, str or None
         As in `pipeline.segments.Layout`; the same in all rows of a file.
@@ -68,6 +69,7 @@ class Row:
     row_start: int
     n_rows: int
     row_words: int
+    n_tensors: int
     format: str
     reason: str | None
     task: int
@@ -92,6 +94,7 @@ class Row:
             self.row_start,
             self.n_rows,
             self.row_words,
+            self.n_tensors,
         )
 
     @property
@@ -112,6 +115,7 @@ SCHEMA = pa.schema(
         pa.field("row_start", pa.int64(), nullable=False),
         pa.field("n_rows", pa.int64(), nullable=False),
         pa.field("row_words", pa.int64(), nullable=False),
+        pa.field("n_tensors", pa.int64(), nullable=False),
         pa.field("format", pa.string(), nullable=False),
         pa.field("reason", pa.string()),
         pa.field("task", pa.int64(), nullable=False),
@@ -267,7 +271,7 @@ def _check(rows: list[Row], where: str) -> None:
         if not (
             0 <= row.offset_bytes < 1 << 62
             and 0 < row.n_bytes <= SEGMENT_BYTES
-            and min(row.row_start, row.n_rows, row.row_words, row.task) >= 0
+            and min(row.row_start, row.n_rows, row.row_words, row.n_tensors, row.task) >= 0
             and min(row.stored_bytes or 0, row.expansions or 0, row.pack_bytes or 0, row.pack_offset or 0) >= 0
             and (row.pack_offset or 0) + (row.stored_bytes or 0) <= (row.pack_bytes or 1 << 62)
         ):

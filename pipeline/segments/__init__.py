@@ -27,8 +27,9 @@ bytes under a named reason; what never claimed it is stored as bytes without one
 
 from __future__ import annotations
 
+from operators.limits import SEGMENT_BYTES
 from pipeline.segments import opaque, safetensors
-from pipeline.segments.base import GROUP_BYTES, SEGMENT_BYTES, SMALL_BYTES, Layout, LayoutError, Read, Segment
+from pipeline.segments.base import GROUP_BYTES, SMALL_BYTES, Layout, LayoutError, Read, Segment
 from pipeline.segments.safetensors import Tensor, tensors_of
 
 __all__ = [

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-SEGMENT_BYTES = 64 << 20
-"""Largest segment, a constant of the format: what one record holds and one restore step needs in memory."""
 SMALL_BYTES = 4 << 10
 """Tensors below this share a segment with their neighbours: a record costs about a hundred bytes."""
 GROUP_BYTES = 1 << 20
@@ -37,6 +35,8 @@ class Segment:
         Of the whole tensor; None where `tensor` is.
     row_start, n_rows, row_words : int
         The segment as rows of a matrix; one row where there is no better view.
+    n_tensors : int
+        Tensors that begin here; those without bytes count in the header. The sum over a file is exact.
     """
 
     offset_bytes: int
@@ -47,6 +47,7 @@ class Segment:
     row_start: int
     n_rows: int
     row_words: int
+    n_tensors: int = 0
 
     @property
     def end_bytes(self) -> int:

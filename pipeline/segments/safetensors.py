@@ -15,7 +15,7 @@ import json
 import re
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NoReturn
 
@@ -324,8 +324,8 @@ def layout(header: Header, data_begin: int, n_bytes: int, segment_bytes: int) ->
     begins, ends = header.begins[order], header.ends[order]
     clash = np.flatnonzero(begins[1:] < ends[:-1])
     if clash.size:
-        first, second = (_short(header[int(order[clash[0] + step])].name) for step in (0, 1))
-        raise LayoutError("overlap", f"{first} and {second} share bytes")
+        pair = (_short(header[int(order[clash[0] + step])].name) for step in (0, 1))
+        raise LayoutError("overlap", f"{' and '.join(pair)} share bytes")
     faults = []
     if order.size and (begins[0] > data_begin or np.any(begins[1:] > ends[:-1])):
         faults.append(LayoutError("hole", "bytes between tensors belong to none"))
@@ -334,8 +334,10 @@ def layout(header: Header, data_begin: int, n_bytes: int, segment_bytes: int) ->
     unknown = sorted(name for name in header.dtype_names if name not in DTYPES)
     if unknown:
         faults.append(LayoutError("unknown_dtype", f"{', '.join(map(_short, unknown[:8]))}: coded as bytes"))
+    first, *rest = byte_segments(0, data_begin, segment_bytes)
     segments = (
-        *byte_segments(0, data_begin, segment_bytes),
+        replace(first, n_tensors=len(header) - order.size),
+        *rest,
         *_data_segments(header, order, data_begin, segment_bytes),
         *byte_segments(last, n_bytes, segment_bytes),
     )
@@ -431,7 +433,8 @@ class _Group:
             return next(tensor_segments(self._header[runs[0].index], end - begin))
         names = {self._header.dtype_names[run.dtype] for run in runs}
         dtype = names.pop() if len(names) == 1 else None
-        return Segment(begin, end - begin, None, dtype, None, 0, 1, _n_words(end - begin, dtype))
+        n_tensors = sum(run.n_tensors for run in runs)
+        return Segment(begin, end - begin, None, dtype, None, 0, 1, _n_words(end - begin, dtype), n_tensors)
 
 
 def _n_words(n_bytes: int, dtype: str | None) -> int:
@@ -477,5 +480,13 @@ def tensor_segments(tensor: Tensor, segment_bytes: int) -> Iterator[Segment]:
 def _piece(tensor: Tensor, offset: int, n_bytes: int, row_start: int, n_rows: int) -> Segment:
     row_words = _n_words(n_bytes, tensor.dtype) // n_rows
     return Segment(
-        tensor.begin + offset, n_bytes, tensor.name, tensor.dtype, tensor.shape, row_start, n_rows, row_words
+        tensor.begin + offset,
+        n_bytes,
+        tensor.name,
+        tensor.dtype,
+        tensor.shape,
+        row_start,
+        n_rows,
+        row_words,
+        n_tensors=int(offset == 0),
     )
