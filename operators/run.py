@@ -109,7 +109,12 @@ def encode(program: Node, words: Words, digest: bytes | None = None) -> Encoded 
 
 
 def execute(
-    record: Bytes, books: Books | None = None, *, n_bytes: int | None = None, out: Words | None = None
+    record: Bytes,
+    books: Books | None = None,
+    *,
+    n_bytes: int | None = None,
+    digest: bytes | None = None,
+    out: Words | None = None,
 ) -> Words:
     """Restore the words of a record.
 
@@ -121,6 +126,8 @@ def execute(
         Codebooks that the record may name.
     n_bytes : int, optional
         What the manifest promises; anything else is refused before allocation.
+    digest : bytes, optional
+        BLAKE3 of the decoded bytes that the manifest promises, beside that of the record's header.
     out : Words, optional
         Caller's buffer of the record's type. By default a new array.
 
@@ -143,6 +150,8 @@ def execute(
     stream = parsed.stream
     if n_bytes is not None and stream.n_bytes != n_bytes:
         raise FormatError(f"a record of {n_bytes} decoded bytes", str(stream.n_bytes))
+    if digest is not None and digest != parsed.digest:
+        raise DigestError(digest.hex(), parsed.digest.hex(), "record header", "restore this segment from another copy")
     root = open_source(parsed)
     words = stream.empty() if out is None else out
     if words.size != stream.n_words or words.dtype.itemsize * 8 != stream.width_bits:
