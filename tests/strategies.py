@@ -47,7 +47,7 @@ def make_words(kind: str, width_bits: int, n_words: int, seed: int) -> Words:
         pool = uniform(int(rng.integers(2, 20)))
         values = pool[rng.integers(0, pool.size, n_words)]
     elif kind == "skewed":
-        values = np.minimum(rng.geometric(0.3, n_words), mask).astype(np.uint64)
+        values = np.minimum(rng.geometric(0.3, n_words).astype(np.uint64), np.uint64(mask))
     elif kind == "edges":
         edges = np.array([0, 1, mask, mask >> 1, (mask >> 1) + 1], np.uint64)
         values = edges[rng.integers(0, edges.size, n_words)]

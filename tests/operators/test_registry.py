@@ -158,7 +158,7 @@ def test_an_encoding_gives_back_its_words(encoding: Encoding, case: Case, pieces
         writer = plan.writer()
         if words.size:
             writer.add(words)
-        payloads.append(writer.finish())
+        payloads.append(bytes(writer.finish()))
     assert payloads[0] == payloads[1]
     assert len(payloads[0]) <= plan.n_bytes
     assert_same(words, case.words)
@@ -187,7 +187,7 @@ def test_a_damaged_payload_is_refused_or_gives_words(encoding: Encoding, case: C
     writer = plan.writer()
     if words.size:
         writer.add(words)
-    payload = writer.finish()
+    payload = bytes(writer.finish())
     damaged = data.draw(damage(payload)) if payload else data.draw(st.binary(min_size=1, max_size=9))
     out = stream.empty()
     try:

@@ -1,0 +1,1 @@
+"""Measurements: sizes and speeds beside other compressors, file to file, and memory. ``python -m tests.bench``."""

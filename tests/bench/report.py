@@ -1,0 +1,120 @@
+"""Tables of measurements, as JSON for machines and Markdown for people."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+PACKAGES = ("numba", "numpy", "zstandard", "zipnn", "cramjam", "lz4")
+
+
+@dataclass
+class Table:
+    """One table.
+
+    Attributes
+    ----------
+    title : str
+    columns : list of str
+    rows : list of list
+        Numbers or texts, one list per row.
+    notes : list of str
+        How it was measured.
+    passed : dict of str to bool
+        Bars that the table shows to hold, or not.
+    """
+
+    title: str
+    columns: list[str]
+    rows: list[list[Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    passed: dict[str, bool] = field(default_factory=dict)
+
+    def markdown(self) -> str:
+        """Return the table in Markdown: texts left, numbers right."""
+        lines = [f"## {self.title}", ""]
+        numeric = [
+            bool(self.rows) and isinstance(self.rows[0][index], (int, float)) for index in range(len(self.columns))
+        ]
+        lines.append("| " + " | ".join(self.columns) + " |")
+        lines.append("|" + "|".join("--:" if number else "---" for number in numeric) + "|")
+        lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in self.rows]
+        lines += ["", *(f"- {note}" for note in self.notes)]
+        lines += [f"- {'holds' if holds else 'DOES NOT HOLD'}: {bar}" for bar, holds in self.passed.items()]
+        return "\n".join(lines) + "\n"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def cpu_seconds(action: Callable[[], T]) -> tuple[float, T]:
+    """Return the CPU time that `action` took in this process, and its result."""
+    start = time.process_time()
+    result = action()
+    return time.process_time() - start, result
+
+
+def alternate(actions: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """Run `actions` in turn, `rounds` times, and return the median CPU seconds of each.
+
+    Turns share whatever else the machine does, so the figures of one call can be compared with each other.
+    One round before is not counted: kernels compile, caches fill.
+    """
+    times: list[list[float]] = [[] for _ in actions]
+    for turn in range(rounds + 1):
+        for action, taken in zip(actions, times, strict=True):
+            seconds, _ = cpu_seconds(action)
+            if turn:
+                taken.append(seconds)
+    return [statistics.median(taken) for taken in times]
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on."""
+    cpu = next(
+        (line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+        platform.processor(),
+    )
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "absent"
+    return {"cpu": cpu, "cpus": os.cpu_count(), "python": platform.python_version(), **versions}
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
+def save(tables: Sequence[Table], folder: Path) -> Path:
+    """Write ``bench.json`` and ``bench.md`` into `folder`; return the latter."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = machine()
+    content = {"machine": about, "tables": [asdict(table) for table in tables]}
+    (folder / "bench.json").write_text(json.dumps(content, indent=1, default=_plain), "utf-8")
+    text = "# Benchmark\n\n" + ", ".join(f"{key} {value}" for key, value in about.items()) + "\n\n"
+    page = folder / "bench.md"
+    page.write_text(text + "\n".join(table.markdown() for table in tables), "utf-8")
+    return page
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} in a table")
