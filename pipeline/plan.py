@@ -46,6 +46,10 @@ class Part:
         """Source bytes of the segments."""
         return sum(segment.n_bytes for segment in self.segments)
 
+    def rows(self, task: int) -> Iterator[Row]:
+        """Yield one row per segment, with the columns of the source filled."""
+        return (_row(self, segment, task) for segment in self.segments)
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -66,7 +70,7 @@ class Task:
 
     def rows(self) -> list[Row]:
         """Return one row per segment, with the columns of the source filled."""
-        return [_row(part, segment, self.ordinal) for part in self.parts for segment in part.segments]
+        return [row for part in self.parts for row in part.rows(self.ordinal)]
 
 
 @dataclass(frozen=True, slots=True)
