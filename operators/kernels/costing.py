@@ -72,7 +72,7 @@ def tally_wide(words: Any, slots: Any, hits: Any, summary: Any) -> int:
     """
     wrap = np.uint64(slots.size - 1)
     spread = np.uint64(0x9E3779B97F4A7C15)
-    equal = 0
+    equal = np.uint64(0)
     varying = np.uint64(0)
     smallest = np.uint64(0xFFFFFFFFFFFFFFFF)
     largest = np.uint64(0)
@@ -81,7 +81,7 @@ def tally_wide(words: Any, slots: Any, hits: Any, summary: Any) -> int:
         previous = first ^ np.uint64(1)
         for i in range(words.size):
             word = np.uint64(words[i])
-            equal += word == previous
+            equal += np.uint64(word == previous)
             varying |= word ^ first
             if word < smallest:
                 smallest = word
@@ -94,14 +94,14 @@ def tally_wide(words: Any, slots: Any, hits: Any, summary: Any) -> int:
             slots[place] = word
             hits[place] += 1
     n_distinct = 0
-    for place in range(slots.size):
-        if hits[place]:
-            word, count = slots[place], hits[place]
-            hits[place] = 0
+    for slot in range(slots.size):
+        if hits[slot]:
+            word, count = slots[slot], hits[slot]
+            hits[slot] = 0
             slots[n_distinct] = word
             hits[n_distinct] = count
             n_distinct += 1
-    summary[0] = np.uint64(equal)
+    summary[0] = equal
     summary[1] = varying
     summary[2] = smallest
     summary[3] = largest
@@ -173,7 +173,7 @@ def huffman_bits(live: Any, merged: Any) -> int:
     """
     k = live.size
     if k == 1:
-        return live[0]
+        return int(live[0])
     total = 0
     taken = 0
     head = 0
@@ -249,7 +249,7 @@ def first_change(words: Any, lag: int) -> int:
                 if words[i] != words[i - lag]:
                     return i
         start = stop
-    return words.size
+    return int(words.size)
 
 
 @kernel()
@@ -290,3 +290,40 @@ def is_ramp(words: Any) -> bool:
             return False
         start = stop
     return True
+
+
+@kernel()
+def first_period(words: Any, lags: Any, max_work: int) -> int:
+    """Return the first of `lags` at which all words repeat, or 0.
+
+    Parameters
+    ----------
+    words : Words
+    lags : int64 array
+        Those below 1 and of more than half of the words, rounded up, are passed over.
+    max_work : int
+        Words to look at in full comparisons, about; then the search for a period ends.
+    """
+    n = words.size
+    work = 0
+    for k in range(lags.size):
+        lag = lags[k]
+        if lag < 1 or lag > n - n // 2 or work > max_work:
+            continue
+        # The ends and the middle refuse most lags before a full comparison starts.
+        differs = words[n - 1] != words[n - 1 - lag]
+        start = lag
+        for _ in range(2):
+            stop = start + 32
+            if stop > n:
+                stop = n
+            for i in range(start, stop):
+                differs |= words[i] != words[i - lag]
+            start = lag + (n - lag) // 2
+        if differs:
+            continue
+        change = first_change(words, lag)
+        if change == n:
+            return int(lag)
+        work += change
+    return 0

@@ -1,0 +1,134 @@
+"""What a sample shows at a glance: the counts that costs need and the few features that priors see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from operators.base import Stream
+from operators.kernels.costing import cut_sums, entropy_sums, tally, tally_wide
+from operators.words import Words, mask_of
+from synth.logs import LOGS, SMOOTH_LOGS, times_log
+
+NARROW_BITS = 16
+"""Words up to this width are counted in a table of all words; literals of wider ones are not entropy-coded."""
+
+Features: TypeAlias = tuple[int, int, int, int, int, int]
+"""Buckets of entropy, equality with the previous word, distinct words, trailing and leading dead bits, length."""
+FLAT = 4
+"""Bucket of an entropy that is the width but for noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Counts over the words of a sample.
+
+    Attributes
+    ----------
+    n_words : int
+        Words of the sample.
+    live, once, twice : int
+        Distinct words, and those that occur once and twice.
+    entropy_q20, smooth_q20 : int
+        Empirical entropy of all words of the sample together, and Grassberger's estimate of the true one.
+        Units of 2**-20 bit.
+    equal : int
+        Words equal to the one before.
+    varying : int
+        Or of all differences to the first word.
+    largest : int
+    runs : int
+        Runs of adjacent live words; 0 for wide words.
+    counts : int64 array or None
+        How often each word occurs, where words are narrow.
+    """
+
+    n_words: int
+    live: int
+    once: int
+    twice: int
+    entropy_q20: int
+    smooth_q20: int
+    equal: int
+    varying: int
+    largest: int
+    runs: int
+    counts: NDArray[np.int64] | None
+
+    @property
+    def chao(self) -> int:
+        """Chao's estimate of the distinct words of the whole, from those seen once and twice."""
+        return self.live + self.once * (self.once - 1) // (2 * (self.twice + 1))
+
+
+def summarise(words: Words, shift: int, width_bits: int) -> Summary:
+    """Count the bit field of `width_bits` at `shift` of all words.
+
+    Parameters
+    ----------
+    words : Words
+    shift : int
+        0 where the field is wider than `NARROW_BITS`: such a field is counted after it has been cut out.
+    width_bits : int
+    """
+    sums = np.empty(7, np.int64)
+    if width_bits <= NARROW_BITS:
+        counts = np.zeros(1 << width_bits, np.int64)
+        pair = np.empty(2, np.int64)
+        tally(words, shift, mask_of(width_bits), counts, pair)
+        equal, varying = pair.tolist()
+        entropy_sums(counts, LOGS, SMOOTH_LOGS, sums)
+        live, once, twice, plain, smooth, largest, runs = sums.tolist()
+    else:
+        assert shift == 0
+        _, hits, four = _count_wide(words)
+        equal, varying, _, largest = four
+        entropy_sums(hits, LOGS, SMOOTH_LOGS, sums)
+        live, once, twice, plain, smooth = sums.tolist()[:5]
+        counts, runs = None, 0
+    whole = times_log(words.size)
+    return Summary(
+        words.size, live, once, twice, max(0, whole - plain), max(0, whole - smooth), equal, varying, largest, runs,
+        counts,
+    )  # fmt: skip
+
+
+def cut_entropies(words: Words, width_bits: int) -> list[tuple[int, int]]:
+    """Return, for each cut 1 to ``width_bits - 1``, the entropies of the low and the high half of all words.
+
+    Units of 2**-20 bit; -1 for a half of more than `NARROW_BITS`.
+    """
+    symbols, hits, _ = _count_wide(words)
+    scratch = np.zeros((2, 1 << NARROW_BITS), np.int64)
+    sums = np.zeros((width_bits, 2), np.int64)
+    cut_sums(symbols, hits, width_bits, LOGS, scratch[0], scratch[1], sums)
+    whole = times_log(words.size)
+    return [(-1 if low < 0 else whole - low, -1 if high < 0 else whole - high) for low, high in sums[1:].tolist()]
+
+
+def _count_wide(words: Words) -> tuple[NDArray[np.uint64], NDArray[np.int64], list[int]]:
+    size = 1 << (2 * words.size).bit_length()
+    slots, hits, four = np.empty(size, np.uint64), np.zeros(size, np.int64), np.empty(4, np.uint64)
+    n_distinct = tally_wide(words, slots, hits, four)
+    return slots[:n_distinct], hits[:n_distinct], four.tolist()
+
+
+def features(summary: Summary, stream: Stream) -> Features:
+    """Return the buckets by which a prior knows a stream."""
+    n, width = max(1, summary.n_words), stream.width_bits
+    if width <= NARROW_BITS:
+        full = n * width << 20
+        entropy = FLAT if summary.smooth_q20 * 10000 >= full * 9985 else min(3, summary.smooth_q20 * 4 // full)
+    else:
+        entropy = 3 if 2 * summary.live > n else 1 if summary.live > 256 else 0
+    # Chance alone makes one pair in 2**width equal.
+    by_chance = 2 * n // (1 << min(width, 12)) + n // 512
+    equal = 0 if summary.equal < by_chance else 1 if 10 * summary.equal < n else 2 if 10 * summary.equal < 6 * n else 3
+    distinct = 0 if summary.live <= 1 else 1 if summary.live <= 16 else 2 if summary.live <= 256 else 3
+    trailing = (summary.varying & -summary.varying).bit_length() - 1 if summary.varying else 0
+    leading = width - summary.varying.bit_length()
+    length = (stream.n_words + 1).bit_length() - 1
+    return entropy, equal, distinct, min(3, trailing // 4), min(2, leading // 4), min(7, length // 3)

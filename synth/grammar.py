@@ -1,0 +1,254 @@
+"""The grammar of the search: what may fill a hole, when it is offered, and with which parameters.
+
+A `Production` offers a step to the holes that its detector admits, the best of a sweep where it has
+parameters. What cannot apply is never offered, and so never costs an expansion.
+
+Maps of words above an entropy-coded literal change nothing, so they are offered only where a literal is
+bit-packed or under a scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from operators.kernels.costing import is_ramp
+from operators.ops.gray import Gray
+from operators.ops.scan import ScanAdd, ScanXor
+from operators.ops.zigzag import Zigzag
+from synth.features import FLAT, cut_entropies
+from synth.hole import Hole
+from synth.steps import MAX_DICTIONARY, Constant, Delta, Ends, Lookup, Map, Narrow, Offset, Period, Split, Step
+
+Detector: TypeAlias = Callable[[Hole], bool]
+Maker: TypeAlias = Callable[[Hole], Step | None]
+DEAD = -1
+"""For the low bits of a float split: those that are the same in all words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Production:
+    """One rule of the grammar.
+
+    Attributes
+    ----------
+    name : str
+        With the bucket of its parameter; what priors count and what `SearchOptions.disable` names.
+    family : str
+        What `SearchOptions.disable` may name instead.
+    offered : callable
+        Detector: whether the rule can apply to a hole.
+    step : callable
+        Returns the step for a hole, or None where a sweep finds none.
+    certain : bool
+        Exact structure, read off the whole words: tried before anything that only may help.
+    order0 : bool
+        Whether it only splits or renames words, so that codes of single words cannot gain from it more than
+        the empirical entropy allows.
+    """
+
+    name: str
+    family: str
+    offered: Detector
+    step: Maker
+    certain: bool = False
+
+    @property
+    def order0(self) -> bool:
+        return self.family in ("float", "cut", "planes", "map", "dictionary")
+
+
+def offers(hole: Hole, depth: int, disable: frozenset[str] = frozenset()) -> list[Production]:
+    """Return the productions that may fill `hole`, in the order of the catalogue.
+
+    Parameters
+    ----------
+    hole : Hole
+    depth : int
+        Levels of operators that a program may have; a constant below them is free.
+    disable : frozenset of str
+        Names and families that are not offered.
+    """
+    if hole.stream.n_words < 2:
+        return []
+    if hole.summary.live == 1:
+        # Where the sample is constant but the words are not, the rest of the catalogue follows.
+        catalogue = PRODUCTIONS if not hole.exact else (CONSTANT,)
+    else:
+        catalogue = PRODUCTIONS
+    if hole.closed or hole.depth >= depth:
+        catalogue = (CONSTANT,)
+    return [
+        production
+        for production in catalogue
+        if production.name not in disable and production.family not in disable and production.offered(hole)
+    ]
+
+
+def _structured(hole: Hole) -> bool:
+    """Whether exact structure is looked for: always in the whole, in parts of it where words repeat at all."""
+    if hole.tag == "root" or hole.region is not None:
+        return True
+    return hole.exact and (hole.features[1] > 0 or hole.stream.width_bits > 16)
+
+
+def _applies(step: Step, *not_below: str) -> Detector:
+    """Return a detector: whether `step` applies to all words of a hole, which no step `not_below` has made."""
+
+    def offered(hole: Hole) -> bool:
+        if not _structured(hole) or hole.tag.startswith(not_below):
+            return False
+        words = hole.whole()
+        return words is not None and step.operator(words, hole.stream, hole.columns) is not None
+
+    return offered
+
+
+def _divisible(hole: Hole) -> bool:
+    """Whether fields of the words could be worth more than the words: not where they are noise."""
+    return hole.stream.width_bits > 1 and (hole.features[0] < FLAT or hole.tag == "root")
+
+
+def _wide(hole: Hole) -> bool:
+    return hole.stream.width_bits > 1
+
+
+def _saturated(hole: Hole) -> bool:
+    """Whether the sample shows all words there are, and they are few."""
+    summary = hole.summary
+    width = hole.stream.width_bits
+    return (
+        width > 4
+        and 1 < summary.live <= min(MAX_DICTIONARY, summary.n_words // 4)
+        and 4 * summary.live < 1 << width
+        and (hole.exact or 8 * summary.chao <= 9 * summary.live)
+    )
+
+
+def _codeless(hole: Hole) -> bool:
+    """Whether the literal has no entropy code, so that a map of its words can change its cost."""
+    return hole.literal.encoding == "bitpack" or (hole.literal.encoding == "raw" and hole.tag.startswith("scan"))
+
+
+def _ramp(hole: Hole) -> bool:
+    words = hole.whole() if hole.stream.n_words >= 3 and _structured(hole) else None
+    return words is not None and bool(is_ramp(words))
+
+
+def _float_name(top_bits: int, low_bits: int) -> str:
+    """Name a split after the mantissa bits that go with the exponent and those that are set apart."""
+    return f"float.{top_bits}" + (f".{'dead' if low_bits == DEAD else low_bits}" if low_bits else "")
+
+
+def _float_widths(hole: Hole, top_bits: int, low_bits: int) -> tuple[int, ...] | None:
+    """Return the widths of low bits, mantissa, exponent with its top bits and sign, or None where they do not fit."""
+    dtype = hole.setting.dtype
+    low = _trailing(hole) if low_bits == DEAD else low_bits
+    mantissa = dtype.mantissa_bits - top_bits - low
+    if not hole.is_float or mantissa <= 0 or (low_bits and low < 4):
+        return None
+    rest = (mantissa, dtype.exponent_bits + top_bits, 1)
+    return (low, *rest) if low else rest
+
+
+def _trailing(hole: Hole) -> int:
+    """Return how many low bits are the same in all words."""
+    varying = hole.summary.varying
+    return (varying & -varying).bit_length() - 1
+
+
+def _float_offered(top_bits: int, low_bits: int) -> Detector:
+    return lambda hole: _float_widths(hole, top_bits, low_bits) is not None
+
+
+def _float_split(top_bits: int, low_bits: int) -> Maker:
+    def make(hole: Hole) -> Step | None:
+        widths = _float_widths(hole, top_bits, low_bits)
+        return None if widths is None else Split(widths, _float_name(top_bits, low_bits))
+
+    return make
+
+
+def _cut(rank: int) -> Maker:
+    """Return the maker of the cut that is at `rank` among all, by the entropies of both halves."""
+
+    def step(hole: Hole) -> Step | None:
+        width = hole.stream.width_bits
+        summary = hole.summary
+        flat = summary.n_words << 20
+        ranked = sorted(
+            (
+                (flat * cut if low < 0 else min(low, flat * cut))
+                + (flat * (width - cut) if high < 0 else min(high, flat * (width - cut))),
+                cut,
+            )
+            for cut, (low, high) in enumerate(cut_entropies(hole.sample.words, width), 1)
+        )
+        cut = ranked[rank][1]
+        return Split((cut, width - cut), f"cut.{cut}")
+
+    return step
+
+
+def _has_cuts(rank: int) -> Detector:
+    return lambda hole: _divisible(hole) and hole.stream.width_bits > rank + 1
+
+
+def _divides(least: int, most: int, width_bits: int) -> Detector:
+    """Return a detector: whether the words have `least` to `most` bits and whole parts of `width_bits`."""
+    return lambda hole: (
+        least <= hole.stream.width_bits <= most and not hole.stream.width_bits % width_bits and _divisible(hole)
+    )
+
+
+def _planes(width_bits: int) -> Maker:
+    label = "bytes" if width_bits == 8 else "bits"
+    return lambda hole: Split((width_bits,) * (hole.stream.width_bits // width_bits), label)
+
+
+def _scannable(step: Delta) -> Detector:
+    """Return a detector: sums of single bits are their exclusive or, and rows have to be there."""
+    return lambda hole: (
+        (step.kind is ScanXor or _wide(hole)) and (not step.by_row or 1 < hole.columns < hole.stream.n_words)
+    )
+
+
+def _always(step: Step) -> Maker:
+    return lambda _hole: step
+
+
+CONSTANT = Production("const", "const", lambda hole: hole.summary.live == 1, _always(Constant()), certain=True)
+PRODUCTIONS: tuple[Production, ...] = (
+    CONSTANT,
+    Production("ramp", "ramp", _ramp, _always(Delta(ScanAdd, by_row=False)), certain=True),
+    Production("repeat", "repeat", _applies(Period()), _always(Period()), certain=True),
+    Production("tail", "ends", _applies(Ends(at_start=False), "tail"), _always(Ends(at_start=False)), certain=True),
+    Production("head", "ends", _applies(Ends(at_start=True), "tail", "head"), _always(Ends(at_start=True)), certain=True),
+    *(
+        Production(_float_name(top, low), "float", _float_offered(top, low), _float_split(top, low))
+        for top, low in (
+            (0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (2, 8), (0, 16), (2, 16), (3, 16), (0, DEAD), (2, DEAD),
+        )
+    ),
+    *(
+        Production(f"cut.{name}", "cut", _has_cuts(rank), _cut(rank))
+        for rank, name in enumerate(("best", "second", "third"))
+    ),
+    Production("bytes", "planes", _divides(17, 64, 8), _planes(8)),
+    Production("bits", "planes", _divides(2, 4, 1), _planes(1)),
+    Production("unpack.4", "unpack", _divides(8, 64, 4), _always(Narrow(4))),
+    Production("unpack.8", "unpack", _divides(9, 64, 8), _always(Narrow(8))),
+    Production("dictionary", "dictionary", _saturated, _always(Lookup())),
+    *(
+        Production(step.label, "scan", _scannable(step), _always(step))
+        for step in (
+            Delta(ScanAdd, by_row=False), Delta(ScanAdd, by_row=True),
+            Delta(ScanXor, by_row=False), Delta(ScanXor, by_row=True),
+        )
+    ),
+    Production("zigzag", "map", lambda hole: _wide(hole) and hole.tag.startswith("scan_add"), _always(Map(Zigzag()))),
+    Production("gray", "map", lambda hole: _wide(hole) and _codeless(hole), _always(Map(Gray()))),
+    Production("offset", "map", lambda hole: hole.exact and hole.depth <= 1 and _codeless(hole), _always(Offset())),
+)  # fmt: skip
+"""The catalogue, in the order in which ties are broken."""

@@ -1,0 +1,185 @@
+"""The graph of the search: holes to be filled, and edges that fill them.
+
+A hole is a stream that some program has to produce, known by a sample. Holes do not depend on each
+other: given its words, the best program of a hole is the same wherever it stands. So a hole keeps its best
+cost and best edge, an improvement is pushed up, and the program is read off the best edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from operators.base import Stream
+from operators.kernels.fields import split_field
+from operators.words import Dtype, Words, container
+from synth.cost import LiteralCost, literal_cost, lz_trial
+from synth.features import NARROW_BITS, Features, Summary, features, summarise
+from synth.sample import Sample, take_sample
+
+if TYPE_CHECKING:
+    from synth.steps import Step
+
+Region = Callable[[], Words]
+"""Gives the whole words of a hole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all holes of one search share."""
+
+    dtype: Dtype
+    sample_words: int
+    exact_words: int
+
+    def root(self, words: Words, columns: int) -> Hole:
+        """Return the hole of a whole region, whose rows have `columns` words (0 for none)."""
+        width_bits = words.dtype.itemsize * 8
+        sample = take_sample(words, width_bits, columns, self.sample_words, self.exact_words)
+        is_float = self.dtype.exponent_bits > 0 and self.dtype.word_bits == width_bits
+        return Hole(self, sample, "root", 0, region=lambda: words, is_float=is_float)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Bits `shift` to ``shift + width_bits`` of the words of another sample: cut out only when needed."""
+
+    sample: Sample
+    shift: int
+    width_bits: int
+
+    def cut_out(self) -> Sample:
+        """Return the field as a sample of its own."""
+        words = np.empty(self.sample.words.size, container(self.width_bits))
+        split_field(self.sample.words, self.shift, self.width_bits, words)
+        return self.sample.with_words(words, self.width_bits)
+
+
+class Hole:
+    """A stream to be produced.
+
+    Parameters
+    ----------
+    setting : Setting
+    source : Sample or Field
+    tag : str
+        The step and slot that made this hole, ``root`` for the whole.
+    depth : int
+        Operators above that count.
+    region : callable, optional
+        Gives the whole words of a hole that is only sampled, so that exact structure is looked for in them.
+    is_float : bool
+        Whether the words are still those of the tensor, with its sign, exponent and mantissa.
+    closed : bool
+        Whether no production is offered: the first words of a scan, the values of a dictionary.
+
+    Attributes
+    ----------
+    best_q8 : int
+        Cost of the best program known, a literal at first.
+    best_edge : Edge or None
+        The root of that program; None for a literal.
+    parent : Edge or None
+    path_q10 : int
+        Bits of the prior for the edges above.
+    edges : list of Edge
+        Tried so far.
+    """
+
+    __slots__ = (
+        "best_edge", "best_q8", "closed", "columns", "depth", "edges", "features", "is_float", "literal", "parent",
+        "path_q10", "region", "setting", "source", "stream", "summary", "tag",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        setting: Setting,
+        source: Sample | Field,
+        tag: str,
+        depth: int,
+        *,
+        region: Region | None = None,
+        is_float: bool = False,
+        closed: bool = False,
+    ) -> None:
+        if isinstance(source, Field) and source.width_bits > NARROW_BITS:
+            source = source.cut_out()
+        self.setting = setting
+        self.source = source
+        self.tag = tag
+        self.depth = depth
+        self.is_float = is_float
+        self.closed = closed
+        self.parent: Edge | None = None
+        self.path_q10 = 0
+        if isinstance(source, Field):
+            self.stream = Stream(source.width_bits, source.sample.stream.n_words)
+            self.columns = source.sample.columns
+            self.summary: Summary = summarise(source.sample.words, source.shift, source.width_bits)
+        else:
+            self.stream = source.stream
+            self.columns = source.columns
+            self.summary = summarise(source.words, 0, source.stream.width_bits)
+        self.region = region
+        self.features: Features = features(self.summary, self.stream)
+        self.literal: LiteralCost = literal_cost(self.summary, self.stream, self._lz_q8())
+        self.best_q8 = self.literal.bits_q8
+        self.best_edge: Edge | None = None
+        self.edges: list[Edge] = []
+
+    @property
+    def sample(self) -> Sample:
+        """The sample, cut out of the one above at its first use."""
+        if isinstance(self.source, Field):
+            self.source = self.source.cut_out()
+        return self.source
+
+    @property
+    def exact(self) -> bool:
+        """Whether the sample is the whole stream."""
+        return self.summary.n_words == self.stream.n_words
+
+    def whole(self) -> Words | None:
+        """Return all words, or None where only a sample is at hand."""
+        if self.region is not None:
+            return self.region()
+        return self.sample.words if self.exact else None
+
+    def _lz_q8(self) -> int | None:
+        """Return the payload of an LZ literal, where words of whole bytes make one plausible."""
+        width = self.stream.width_bits
+        if width not in (8, 16, 32, 64) or (self.depth > 1 and width > 8):
+            return None
+        return lz_trial(self.sample.words, self.stream)
+
+
+@dataclass(slots=True, eq=False)
+class Edge:
+    """A step applied to a hole.
+
+    Attributes
+    ----------
+    name : str
+        Of the production that took the step.
+    step : Step
+    overhead_q8 : int
+        Cost of the operator on the wire.
+    children : sequence of Hole
+    prior_q10 : int
+        What the prior took this step for, -log2 p.
+    """
+
+    hole: Hole
+    name: str
+    step: Step
+    overhead_q8: int
+    children: Sequence[Hole]
+    prior_q10: int
+
+    @property
+    def cost_q8(self) -> int:
+        """Cost of the best program that begins with this step."""
+        return self.overhead_q8 + sum(child.best_q8 for child in self.children)

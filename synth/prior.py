@@ -1,0 +1,234 @@
+"""The prior over productions: how often each has been worth its expansion, by what a hole looks like.
+
+Evidence is counted in six contexts, from the finest (dtype, place, width, all features) to the production
+alone. Each context is smoothed towards the next coarser one, and a quarter of the result is uniform: what
+was never seen keeps a chance. A production is a coin of its own (wins of offers), not a share of a whole:
+several of one hole may be worth trying.
+
+Counts are integers and so is what is derived from them. Source: the contexts follow PHOG (Bielik,
+Raychev, Vechev, "PHOG: Probabilistic Model for Code", ICML 2016); there they are synthesised, here fixed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, Final, TypeAlias
+
+from operators.errors import FormatError, UnsupportedError
+from synth.hole import Hole
+from synth.logs import bits_q10
+
+FORMAT: Final = 1
+ALPHA: Final = 2
+"""Weight of the coarser context, in offers."""
+BASE_Q20: Final = (1 << 20) // 20
+"""Chance of a production that was never seen."""
+BASE_GAIN_Q10: Final = 20
+"""Part of a literal that such a production saves where it wins."""
+UNIFORM_PERCENT: Final = 25
+MERGE_OFFERS: Final = 16
+"""Most offers that a context of the base keeps when a checkpoint's own evidence comes on top."""
+MAX_BYTES: Final = 16 << 20
+MAX_COUNT: Final = 1 << 40
+
+Counts: TypeAlias = tuple[int, int, int]
+"""Offers, wins, and the parts of the literal saved by the wins, each in 1/1024, summed up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What a prior expects of a production at a hole.
+
+    Attributes
+    ----------
+    bits_q10 : int
+        -log2 of the chance that it wins, in 1/1024 bit.
+    worth_q20 : int
+        Part of the hole's cost that trying it is expected to save, in 2**-20.
+    """
+
+    bits_q10: int
+    worth_q20: int
+
+
+CERTAIN: Final = Belief(bits_q10(95, 100), 1 << 19)
+"""Of exact structure that a detector has seen."""
+_IGNORANT: Final = Belief(bits_q10(1, 20), 1 << 20)
+
+
+def contexts(hole: Hole) -> tuple[str, ...]:
+    """Return the contexts of a hole, from fine to coarse."""
+    dtype, tag, width = hole.setting.dtype.name, hole.tag, hole.stream.width_bits
+    seen = hole.features
+    return (
+        f"{dtype}|{tag}|{width}|{seen[0]}{seen[1]}{seen[2]}{seen[3]}{seen[4]}{seen[5]}",
+        f"{dtype}|{tag}|{width}|{seen[0]}{seen[1]}",
+        f"{dtype}|{tag}",
+        f"|{tag}|{width}",
+        f"||{width}|{seen[0]}",
+        "",
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Prior:
+    """Evidence about productions.
+
+    Attributes
+    ----------
+    evidence : mapping of str to mapping of str to Counts
+        By context, then by the name of the production.
+    provenance : tuple of mappings
+        What it was learned from; for people.
+    informed : bool
+        False for the uniform prior, by which nothing is expected and nothing stops early.
+    """
+
+    evidence: Mapping[str, Mapping[str, Counts]]
+    provenance: tuple[Mapping[str, Any], ...] = ()
+    informed: bool = True
+    _beliefs: dict[tuple[str, str], Belief] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def uniform(cls) -> Prior:
+        """Return the prior that knows nothing."""
+        return cls({}, informed=False)
+
+    @classmethod
+    @functools.cache
+    def shipped(cls) -> Prior:
+        """Return the prior that comes with the package, learned by `synth.learn`."""
+        return cls.load(resources.files("synth").joinpath("prior.json").read_bytes())
+
+    def belief(self, names: tuple[str, ...], production: str) -> Belief:
+        """Return what is expected of a production at a hole with the contexts `names`."""
+        if not self.informed:
+            return _IGNORANT
+        key = (names[0], production)
+        belief = self._beliefs.get(key)
+        if belief is None:
+            if len(self._beliefs) > 1 << 16:
+                self._beliefs.clear()
+            belief = self._beliefs[key] = self._derive(names, production)
+        return belief
+
+    def _derive(self, names: tuple[str, ...], production: str) -> Belief:
+        chance, gain = BASE_Q20, BASE_GAIN_Q10
+        for name in reversed(names):
+            counts = self.evidence.get(name, {}).get(production)
+            if counts is not None:
+                offers, wins, gains = counts
+                chance = ((wins << 20) + ALPHA * chance) // (offers + ALPHA)
+                gain = (gains + ALPHA * gain) // (wins + ALPHA)
+        worth = chance * gain >> 10
+        chance = (chance * (100 - UNIFORM_PERCENT) + BASE_Q20 * UNIFORM_PERCENT) // 100
+        return Belief(bits_q10(chance, 1 << 20), worth)
+
+    def plus(self, own: Prior) -> Prior:
+        """Return this prior with the evidence `own` on top.
+
+        A context keeps its proportions but at most `MERGE_OFFERS` offers, so that a checkpoint's few tensors
+        outweigh the many of others where they disagree.
+        """
+        merged: dict[str, dict[str, Counts]] = {}
+        for context, productions in self.evidence.items():
+            merged[context] = {name: _capped(counts) for name, counts in productions.items()}
+        for context, productions in own.evidence.items():
+            row = merged.setdefault(context, {})
+            for name, (offers, wins, gains) in productions.items():
+                before = row.get(name, (0, 0, 0))
+                row[name] = (before[0] + offers, before[1] + wins, before[2] + gains)
+        return Prior(merged, self.provenance + own.provenance)
+
+    def dump(self) -> bytes:
+        """Return canonical JSON: the same evidence is always the same bytes."""
+        content = {
+            "evidence": {
+                context: {name: list(counts) for name, counts in productions.items()}
+                for context, productions in self.evidence.items()
+            },
+            "format": FORMAT,
+            "informed": self.informed,
+            "provenance": list(self.provenance),
+        }
+        return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
+
+    @classmethod
+    def load(cls, data: bytes) -> Prior:
+        """Read what `dump` wrote.
+
+        Raises
+        ------
+        FormatError
+            The bytes are not a prior.
+        UnsupportedError
+            It was written by a newer version.
+        """
+        if len(data) > MAX_BYTES:
+            raise FormatError(f"a prior of at most {MAX_BYTES} bytes", str(len(data)))
+        try:
+            content = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise FormatError("a prior in JSON", str(error)) from None
+        _require(isinstance(content, dict), "an object", content)
+        version = content.get("format")
+        _require(type(version) is int and version > 0, "a format number", version)
+        if version > FORMAT:
+            raise UnsupportedError(f"a prior of format {FORMAT}", str(version), "", "read it with a newer version")
+        _require(
+            set(content) == {"evidence", "format", "informed", "provenance"}, "the keys of a prior", sorted(content)
+        )
+        _require(type(content["informed"]) is bool, "true or false", content["informed"])
+        provenance = content["provenance"]
+        _require(isinstance(provenance, list) and all(isinstance(row, dict) for row in provenance), "rows", provenance)
+        evidence = content["evidence"]
+        _require(isinstance(evidence, dict), "contexts", evidence)
+        for context, productions in evidence.items():
+            _require(isinstance(productions, dict), "productions", productions, context)
+            for name, counts in productions.items():
+                valid = isinstance(counts, list) and len(counts) == 3 and all(type(count) is int for count in counts)
+                valid = valid and 0 <= counts[1] <= counts[0] < MAX_COUNT and 0 <= counts[2] <= counts[1] << 10
+                _require(valid, "offers, wins and gains", counts, f"{context} {name}")
+                productions[name] = tuple(counts)
+        return cls(evidence, tuple(provenance), content["informed"])
+
+
+class Evidence:
+    """Counts evidence for a `Prior`."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[str, list[int]]] = {}
+
+    def add(self, hole: Hole, production: str, gain_q10: int | None) -> None:
+        """Count one offer of a production, and a win of `gain_q10` unless that is None."""
+        for context in contexts(hole):
+            counts = self._counts.setdefault(context, {}).setdefault(production, [0, 0, 0])
+            counts[0] += 1
+            if gain_q10 is not None:
+                counts[1] += 1
+                counts[2] += gain_q10
+
+    def prior(self, provenance: Iterable[Mapping[str, Any]] = ()) -> Prior:
+        """Return the counts as a prior."""
+        evidence = {
+            context: {name: (counts[0], counts[1], counts[2]) for name, counts in sorted(productions.items())}
+            for context, productions in sorted(self._counts.items())
+        }
+        return Prior(evidence, tuple(provenance))
+
+
+def _capped(counts: Counts) -> Counts:
+    offers, wins, gains = counts
+    if offers <= MERGE_OFFERS:
+        return counts
+    kept = -(-wins * MERGE_OFFERS // offers)
+    return MERGE_OFFERS, kept, gains * kept // max(1, wins)
+
+
+def _require(valid: bool, expected: str, found: object, where: str = "") -> None:
+    if not valid:
+        raise FormatError(expected, repr(found)[:80], f"prior {where}".strip(), "use a prior that this package wrote")

@@ -1,0 +1,137 @@
+"""Samples: the words on which a stream is judged.
+
+A small stream is its own sample. A large matrix is sampled as pairs of adjacent rows, crossed with
+windows of adjacent columns, both spread evenly: one gather that holds neighbours at a lag of one word and
+of one row. What has no rows is sampled as windows.
+
+Positions are never stored. A sample is laid out as (groups, rows, windows, run), and a neighbour is a
+shift along one axis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from operators.base import Operator, Stream
+from operators.words import Words
+
+WINDOW_WORDS = 64
+"""Adjacent columns of a window of a matrix."""
+WINDOWS = 4
+"""Windows of a row, more only where the matrix has too few rows."""
+FLAT_WINDOW_WORDS = 1024
+"""Adjacent words of a window where there are no rows."""
+MIN_PAIRS = 256
+"""Fewest neighbours on which a scan of a sample is judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Words of a stream.
+
+    Attributes
+    ----------
+    words : Words
+        The sampled words, in the order of the stream.
+    stream : Stream
+        Type of the whole stream.
+    columns : int
+        Words of a row of the whole stream; 0 where it has no rows.
+    layout : tuple of int or None
+        (groups, rows, windows, run) of `words`; None where they are the whole stream.
+    """
+
+    words: Words
+    stream: Stream
+    columns: int
+    layout: tuple[int, int, int, int] | None
+
+    @property
+    def exact(self) -> bool:
+        """Whether the sample is the whole stream."""
+        return self.layout is None
+
+    def lagged(self, op: Operator, lag: int) -> Sample | None:
+        """Return the deltas that the scan `op` leaves at `lag`, or None where the sample holds too few pairs.
+
+        `op` itself computes them: of the words of each pair it sees the earlier ones first, at a lag of
+        their number.
+        """
+        n_words = self.stream.n_words - lag
+        if n_words < 1:
+            return None
+        layout = None
+        if self.layout is None:
+            earlier, later = self.words[:-lag], self.words[lag:]
+        else:
+            groups, rows, windows, run = self.layout
+            grid = self.words.reshape(self.layout)
+            if lag < run // 2:
+                earlier, later = grid[..., :-lag].ravel(), grid[..., lag:].ravel()
+                layout = (groups, rows, windows, run - lag)
+            elif lag == self.columns and rows == 2:
+                earlier, later = grid[:, 0].ravel(), grid[:, 1].ravel()
+                layout = (groups, 1, windows, run)
+            else:
+                return None
+            if later.size < MIN_PAIRS:
+                return None
+        both = np.concatenate((earlier, later))
+        targets = type(op).from_params((later.size,)).targets(both, Stream(self.stream.width_bits, both.size))
+        assert targets is not None
+        return Sample(targets[1], Stream(self.stream.width_bits, n_words), self.columns, layout)
+
+    def unpacked(self, op: Operator) -> Sample:
+        """Return the narrower words of which `op` makes these."""
+        sampled = Stream(self.stream.width_bits, self.words.size)
+        targets = op.targets(self.words, sampled)
+        assert targets is not None
+        factor = targets[0].size // max(1, self.words.size)
+        layout = None if self.layout is None else (*self.layout[:3], self.layout[3] * factor)
+        return Sample(targets[0], op.children(self.stream)[0], self.columns * factor, layout)
+
+    def with_words(self, words: Words, width_bits: int) -> Sample:
+        """Return other words at the same places."""
+        return replace(self, words=words, stream=Stream(width_bits, self.stream.n_words))
+
+
+def take_sample(words: Words, width_bits: int, columns: int, n_sample: int, n_exact: int) -> Sample:
+    """Sample a region.
+
+    Parameters
+    ----------
+    words : Words
+        The region; a small one is not copied.
+    width_bits : int
+    columns : int
+        Words of a row, 0 or 1 where there are none.
+    n_sample : int
+        Words to take from a region of more than `n_exact`.
+    n_exact : int
+    """
+    stream = Stream(width_bits, words.size)
+    columns = columns if 1 < columns < words.size else 0
+    if words.size <= max(n_exact, n_sample):
+        return Sample(words, stream, columns, None)
+    rows = words.size // columns if columns else 0
+    if rows < 8 or columns < 8:
+        run = min(FLAT_WINDOW_WORDS, n_sample)
+        starts = _spread(n_sample // run, words.size - run)
+        picked = words[(starts[:, None] + np.arange(run)).ravel()]
+        return Sample(picked, stream, columns, (1, 1, starts.size, run))
+    run = min(columns, WINDOW_WORDS)
+    windows = min(columns // run, WINDOWS)
+    pairs = min(rows // 2, max(1, n_sample // (2 * run * windows)))
+    windows = min(columns // run, max(windows, n_sample // (2 * run * pairs)))
+    first_rows = _spread(pairs, rows // 2 - 1) * 2
+    picked_rows = (first_rows[:, None] + np.arange(2)).ravel()
+    picked_columns = (_spread(windows, columns - run)[:, None] + np.arange(run)).ravel()
+    picked = words[(picked_rows[:, None] * columns + picked_columns).ravel()]
+    return Sample(picked, stream, columns, (pairs, 2, windows, run))
+
+
+def _spread(count: int, last: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return `count` integers from 0 to `last`, evenly spread."""
+    return np.arange(count) * last // max(1, count - 1)

@@ -1,0 +1,247 @@
+"""Best-first search over the graph of holes.
+
+One expansion is one production applied to one hole and costed on its sample; the budget counts
+expansions, never seconds. The key of an open production is
+
+    max(0, size of the best program forced through it - size of the best program)
+    + lambda * size of the literal * -log2 of the chance of the path
+
+and that of exact structure comes before all others. Lambda is 0.01 for the first 64 expansions, then 0.03 (measured: any constant is worse somewhere). Keys are
+computed again when popped and pushed back if they have grown. Ties go to the older hole, then to the order
+of the catalogue. All of it is integers, so the same words, options and prior give the same program.
+
+Bounds, both admissible: a hole cannot save more than its own cost; at the last level, splits and maps
+cannot go below the entropy of the words. A hole that the first rules out waits until an improvement
+elsewhere could matter to it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import zlib
+from dataclasses import dataclass
+
+from synth.cost import BYTE_Q8
+from synth.grammar import Production, offers
+from synth.hole import Edge, Hole
+from synth.options import SearchOptions
+from synth.prior import CERTAIN, Belief, Prior, contexts
+from synth.sample import Sample
+from synth.template import Template, template_of
+
+LAMBDA_Q16 = (655, 1966)
+"""Weight of the prior, 0.01 and 0.03: before and after `ANNEAL_EXPANSIONS`."""
+ANNEAL_EXPANSIONS = 64
+NODE_Q8 = 2 * BYTE_Q8
+"""Least cost of an operator on the wire."""
+ACCEPT_EXACT_Q8 = BYTE_Q8
+"""Saving from which a step is accepted on exact words."""
+ACCEPT_SAMPLED_Q8 = 4 * BYTE_Q8
+"""On a sample a step has to save this and 3 parts in 10,000 of its hole: less is noise, and noise adds up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Improvement:
+    """A better program, found."""
+
+    expansions: int
+    cost_q8: int
+    template: Template | None
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A hole with productions left to try, those of the better chance first."""
+
+    hole: Hole
+    serial: int
+    left: list[tuple[Belief, Production]]
+
+
+class Search:
+    """One search; `run` may be called again to go on under another prior.
+
+    Parameters
+    ----------
+    root : Hole
+    options : SearchOptions
+        `budget` and `prior` are `run`'s matter.
+    """
+
+    def __init__(self, root: Hole, options: SearchOptions) -> None:
+        self.root = root
+        self.options = options
+        self.expansions = 0
+        self.n_holes = 1
+        self.held_bytes = root.sample.words.nbytes
+        self.improvements = [Improvement(0, root.best_q8, None)]
+        self.stopped = "budget"
+        self._disable = frozenset(options.disable)
+        self._queue: list[tuple[int, int, _Open]] = []
+        self._waiting: list[_Open] = []
+        self._serial = 0
+        self._prior = Prior.uniform()
+        self._shuffle: int | None = None
+        self._holes: list[Hole] = [root]
+
+    def run(self, prior: Prior, budget: int, *, shuffle: int | None = None) -> None:
+        """Expand until `budget` expansions are made in all, or nothing worth one is left.
+
+        Parameters
+        ----------
+        prior : Prior
+        budget : int
+        shuffle : int, optional
+            Seed by which productions of equal chance are tried in another order than the catalogue's.
+        """
+        self._prior = prior
+        self._shuffle = shuffle
+        self._queue.clear()
+        self._waiting.clear()
+        for hole in self._holes:
+            self._offer(hole)
+        while self.expansions < budget:
+            if not self._queue:
+                self.stopped = "exhausted"
+                return
+            if self.n_holes >= self.options.max_holes:
+                self.stopped = "max_holes"
+                return
+            key, _, item = heapq.heappop(self._queue)
+            forced = forced_q8(item.hole)
+            if forced - item.hole.best_q8 + NODE_Q8 >= self.root.best_q8:
+                self._waiting.append(item)
+                continue
+            now = self._key(item, forced)
+            if now > key and self._queue and now > self._queue[0][0]:
+                heapq.heappush(self._queue, (now, item.serial, item))
+                continue
+            belief, production = item.left.pop()
+            self._expand(item.hole, production, belief)
+            if item.left:
+                self._push(item)
+        self.stopped = "budget"
+
+    def release(self) -> None:
+        """Let go of the graph: its holes and edges refer to each other, and hold samples."""
+        for hole in self._holes:
+            hole.edges.clear()
+            hole.best_edge = hole.parent = None
+        self._holes.clear()
+        self._queue.clear()
+        self._waiting.clear()
+
+    # -- expansion --------------------------------------------------------------------------------------
+
+    def _expand(self, hole: Hole, production: Production, belief: Belief) -> None:
+        if self._cannot_win(hole, production):
+            return
+        self.expansions += 1
+        step = production.step(hole)
+        expansion = step.expand(hole) if step is not None else None
+        if step is None or expansion is None:
+            return
+        edge = Edge(hole, production.name, step, expansion[0], expansion[1], belief.bits_q10)
+        hole.edges.append(edge)
+        for child in edge.children:
+            child.parent = edge
+            child.path_q10 = hole.path_q10 + belief.bits_q10
+        least = ACCEPT_EXACT_Q8 if hole.exact else hole.best_q8 * 3 // 10000 + ACCEPT_SAMPLED_Q8
+        if edge.cost_q8 < hole.best_q8 - least:
+            before = self.root.best_q8
+            _improve(edge)
+            if self.root.best_q8 < before:
+                self._improved()
+        self._holes.extend(edge.children)
+        self.n_holes += len(edge.children)
+        for child in edge.children:
+            self._offer(child)
+
+    def _cannot_win(self, hole: Hole, production: Production) -> bool:
+        """Whether the entropy of the words rules the production out at the last level."""
+        return (
+            hole.depth == self.options.depth - 1
+            and production.order0
+            and hole.stream.width_bits not in (8, 16, 32, 64)
+            and hole.best_q8 - hole.literal.floor_q8 <= NODE_Q8 + ACCEPT_EXACT_Q8
+        )
+
+    def _improved(self) -> None:
+        template = template_of(self.root)
+        self.improvements.append(Improvement(self.expansions, self.root.best_q8, template))
+        for item in self._waiting:
+            self._push(item)
+        self._waiting.clear()
+
+    # -- the queue --------------------------------------------------------------------------------------
+
+    def _offer(self, hole: Hole) -> None:
+        """Queue what may be tried at `hole` and has not been."""
+        options = self.options
+        depth = min(options.depth, 1) if options.order == "depth1" else options.depth
+        tried = {edge.name for edge in hole.edges}
+        names = contexts(hole)
+        least_q8 = self.root.literal.bits_q8 * options.min_gain_ppm // 1_000_000
+        left = []
+        for index, production in enumerate(offers(hole, depth, self._disable)):
+            if production.name in tried:
+                continue
+            belief = CERTAIN if production.certain else self._prior.belief(names, production.name)
+            if self._prior.informed and hole.best_q8 * belief.worth_q20 >> 20 < least_q8:
+                continue
+            tie = index if self._shuffle is None else _shuffled(self._shuffle, hole.tag, production.name)
+            left.append((belief.bits_q10, tie, belief, production))
+        if not left:
+            return
+        if isinstance(hole.source, Sample) and hole is not self.root:
+            if self.held_bytes + hole.source.words.nbytes > options.max_held_bytes:
+                return
+            self.held_bytes += hole.source.words.nbytes
+        left.sort(key=lambda entry: entry[:2], reverse=True)
+        self._serial += 1
+        self._push(_Open(hole, self._serial, [(belief, production) for _, _, belief, production in left]))
+
+    def _push(self, item: _Open) -> None:
+        heapq.heappush(self._queue, (self._key(item, forced_q8(item.hole)), item.serial, item))
+
+    def _key(self, item: _Open, forced: int) -> int:
+        hole = item.hole
+        belief, production = item.left[-1]
+        if production.certain:
+            return -1
+        bits = hole.path_q10 + belief.bits_q10
+        order = self.options.order
+        if order == "paper":
+            return bits
+        slack = max(0, forced - self.root.best_q8)
+        if order == "greedy":
+            return slack
+        weight = LAMBDA_Q16[self.expansions >= ANNEAL_EXPANSIONS]
+        return slack + (self.root.literal.bits_q8 * bits * weight >> 26)
+
+
+def forced_q8(hole: Hole) -> int:
+    """Return the cost of the best program of the whole that goes through `hole`."""
+    cost = hole.best_q8
+    while hole.parent is not None:
+        edge = hole.parent
+        cost += edge.cost_q8 - hole.best_q8
+        hole = edge.hole
+    return cost
+
+
+def _improve(edge: Edge) -> None:
+    """Make `edge` the best of its hole and push the improvement up."""
+    while True:
+        hole = edge.hole
+        cost = edge.cost_q8
+        if cost >= hole.best_q8:
+            return
+        hole.best_q8, hole.best_edge = cost, edge
+        if hole.parent is None:
+            return
+        edge = hole.parent
+
+
+def _shuffled(seed: int, tag: str, name: str) -> int:
+    return zlib.crc32(f"{seed} {tag} {name}".encode())

@@ -1,0 +1,323 @@
+"""Steps: operators as far as the shape of the data decides them.
+
+A step still finds the data-dependent parameters of its operator in the words at hand (the value of a
+constant, the size of a dictionary, a period), so that the program of a tensor fits each of its segments.
+On a sample it gives the holes below it; the inverse is always that of the operator itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from operators.base import Operator, Stream
+from operators.kernels.costing import first_change, first_period, last_change
+from operators.ops.add import Add
+from operators.ops.concat import Concat
+from operators.ops.const import Const
+from operators.ops.dictionary import Dictionary, distinct
+from operators.ops.merge import Merge
+from operators.ops.repeat import Repeat
+from operators.ops.scan import ScanAdd, ScanXor
+from operators.ops.unpack import Unpack
+from operators.words import Words
+from synth.cost import node_q8
+from synth.hole import Field, Hole, Region
+from synth.sample import Sample, take_sample
+
+MAX_DICTIONARY = 4096
+"""Most values of a dictionary that is offered."""
+DEEP_REGION_WORDS = 1 << 20
+"""Most words of a nearly constant scan that are computed in full, to look for exact structure."""
+MIN_RUN_WORDS = 16
+"""Fewest words of a constant or periodic end that is set apart; of a long stream a part in 256."""
+
+Expansion = tuple[int, list[Hole]]
+"""Cost of the operator on the wire, in 1/256 bit, and the holes below it."""
+
+
+class Step(ABC):
+    """An operator, as far as the shape of the data decides it.
+
+    Attributes
+    ----------
+    fixed : bool
+        Whether the operator is the same for all words of a shape; otherwise it has to be fitted.
+    """
+
+    fixed: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """Name, from which the tags of the holes below are made."""
+
+    @abstractmethod
+    def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
+        """Return the operator for `words`, the whole of `stream`, or None where it does not apply."""
+
+    @abstractmethod
+    def expand(self, hole: Hole) -> Expansion | None:
+        """Return what remains to be produced, or None where the step does not apply."""
+
+    def _tag(self, slot: int) -> str:
+        return f"{self.label}/{slot}"
+
+
+@dataclass(frozen=True, slots=True)
+class Split(Step):
+    """Bit fields, lowest first."""
+
+    fixed = True
+    widths: tuple[int, ...]
+    label: str
+
+    def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
+        return Merge(self.widths)
+
+    def expand(self, hole: Hole) -> Expansion | None:
+        children = []
+        shift = 0
+        for slot, width in enumerate(self.widths):
+            field = Field(hole.sample, shift, width)
+            children.append(Hole(hole.setting, field, self._tag(slot), hole.depth + 1))
+            shift += width
+        return node_q8(Merge(self.widths)), children
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow(Step):
+    """Narrower words."""
+
+    fixed = True
+    width_bits: int
+
+    @property
+    def label(self) -> str:
+        return f"unpack.{self.width_bits}"
+
+    def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
+        return Unpack(self.width_bits)
+
+    def expand(self, hole: Hole) -> Expansion | None:
+        op = Unpack(self.width_bits)
+        return node_q8(op), [Hole(hole.setting, hole.sample.unpacked(op), self._tag(0), hole.depth + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Map(Step):
+    """A bijection of words without parameters of its own."""
+
+    fixed = True
+    op: Operator
+
+    @property
+    def label(self) -> str:
+        return self.op.name
+
+    def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
+        return self.op
+
+    def expand(self, hole: Hole) -> Expansion | None:
+        return _mapped(hole, self.op, self._tag(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Offset(Step):
+    """The smallest word, added to all."""
+
+    label = "offset"
+
+    def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
+        smallest = int(words.min()) if words.size else 0
+        return Add(smallest) if smallest else None
+
+    def expand(self, hole: Hole) -> Expansion | None:
+        op = self.operator(hole.sample.words, hole.stream, hole.columns)
+        return None if op is None else _mapped(hole, op, self._tag(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Delta(Step):
+    """A scan along the words or along the columns of a matrix."""
+
+    fixed = True
+    kind: type[ScanAdd | ScanXor]
+    by_row: bool
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind.name}.{'row' if self.by_row else 'word'}"
+
+    def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
+        lag = columns if self.by_row else 1
+        return self.kind(lag) if 0 < lag < stream.n_words else None
+
+    def expand(self, hole: Hole) -> Expansion | None:
+        op = self.operator(hole.sample.words, hole.stream, hole.columns)
+        if op is None:
+            return None
+        lag = op.params[0]
+        deltas = hole.sample.lagged(op, lag)
+        if deltas is None:
+            return None
+        words = hole.whole()
+        below = Hole(hole.setting, deltas, self._tag(1), hole.depth + 1)
+        if words is not None and not below.exact and _nearly_constant(below):
+            below.region = _deltas(op, words, hole.stream)
+        first_words = (hole.sample.words if words is None else words)[:lag]
+        layout = None if first_words.size == lag else (1, 1, 1, first_words.size)
+        first = Sample(first_words, Stream(hole.stream.width_bits, lag), 0, layout)
+        return node_q8(op), [Hole(hole.setting, first, self._tag(0), hole.depth + 1, closed=True), below]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Step):
+    """One word."""
+
+    label = "const"
+
+    def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
+        if words.size == 0 or first_change(words, 1) < words.size:
+            return None
+        return Const(int(words[0]))
+
+    def expand(self, hole: Hole) -> Expansion | None:
+        words = hole.whole()
+        op = self.operator(hole.sample.words if words is None else words, hole.stream, hole.columns)
+        return None if op is None else (node_q8(op), [])
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup(Step):
+    """A dictionary of the distinct words."""
+
+    label = "dictionary"
+
+    def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
+        if words.size == 0:
+            return None
+        # A prefix of a few words refuses most streams that the sample has misjudged.
+        if distinct(words[: 4 * MAX_DICTIONARY]).size > MAX_DICTIONARY:
+            return None
+        n_values = distinct(words).size
+        return Dictionary(n_values) if n_values <= MAX_DICTIONARY else None
+
+    def expand(self, hole: Hole) -> Expansion | None:
+        op = Dictionary(hole.summary.live)
+        sampled = hole.sample
+        targets = op.targets(sampled.words, Stream(hole.stream.width_bits, sampled.words.size))
+        assert targets is not None
+        values = Sample(targets[0], Stream(hole.stream.width_bits, targets[0].size), 0, None)
+        indices = sampled.with_words(targets[1], op.index_bits)
+        return node_q8(op), [
+            Hole(hole.setting, values, self._tag(0), hole.depth + 1, closed=True),
+            Hole(hole.setting, indices, self._tag(1), hole.depth + 1),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Period(Step):
+    """The same words again and again."""
+
+    label = "repeat"
+
+    def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
+        period = _period(words, columns)
+        return Repeat(period) if period else None
+
+    def expand(self, hole: Hole) -> Expansion | None:
+        words = hole.whole()
+        assert words is not None, "offered only where all words are at hand"
+        op = self.operator(words, hole.stream, hole.columns)
+        if op is None:
+            return None
+        return node_q8(op), [_part(hole, words[: op.params[0]], self._tag(0))]
+
+
+@dataclass(frozen=True, slots=True)
+class Ends(Step):
+    """A constant or periodic end, set apart: padding rows, zeros behind the last used token."""
+
+    at_start: bool
+
+    @property
+    def label(self) -> str:
+        return "head" if self.at_start else "tail"
+
+    def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
+        least = max(MIN_RUN_WORDS, words.size // 256)
+        if words.size < 4 * MIN_RUN_WORDS:
+            return None
+        if self.at_start:
+            cut = first_change(words, 1)
+            return Concat((cut,)) if least <= cut < words.size else None
+        cut = last_change(words, 1)
+        if words.size - cut < least:
+            if not 1 < columns < words.size // 2:
+                return None
+            # All rows from some row on are equal: the tail begins with the first of them.
+            cut = last_change(words, columns) - columns + 1
+            least = max(least, 2 * columns)
+        return Concat((cut,)) if cut > 0 and words.size - cut >= least else None
+
+    def expand(self, hole: Hole) -> Expansion | None:
+        words = hole.whole()
+        assert words is not None, "offered only where all words are at hand"
+        op = self.operator(words, hole.stream, hole.columns)
+        if op is None:
+            return None
+        cut = op.params[0]
+        return node_q8(op), [_part(hole, words[:cut], self._tag(0)), _part(hole, words[cut:], self._tag(1))]
+
+
+# -- what steps share ---------------------------------------------------------------------------------------
+
+
+def _mapped(hole: Hole, op: Operator, tag: str) -> Expansion:
+    sample = hole.sample
+    targets = op.targets(sample.words, Stream(hole.stream.width_bits, sample.words.size))
+    assert targets is not None
+    mapped = sample.with_words(targets[0], hole.stream.width_bits)
+    return node_q8(op), [Hole(hole.setting, mapped, tag, hole.depth + 1)]
+
+
+def _deltas(op: Operator, words: Words, stream: Stream) -> Region:
+    """Return what computes all deltas of a scan, once."""
+
+    @functools.cache
+    def region() -> Words:
+        targets = op.targets(words, stream)
+        assert targets is not None
+        return targets[1]
+
+    return region
+
+
+def _part(hole: Hole, words: Words, tag: str) -> Hole:
+    """Return the hole of a part of the words, at the same depth: parts do not make a program deeper."""
+    setting = hole.setting
+    sample = take_sample(words, hole.stream.width_bits, hole.columns, setting.sample_words, setting.exact_words)
+    return Hole(setting, sample, tag, hole.depth, region=lambda: words, is_float=hole.is_float)
+
+
+def _period(words: Words, columns: int) -> int:
+    """Return the smallest period among those that real data has, or 0."""
+    n = words.size
+    if n < 4:
+        return 0
+    lags = (*range(2, 65), 128, 256, 512, 1024, columns, columns + 1, 2 * columns, -(-n // 4), -(-n // 3), -(-n // 2))
+    return int(first_period(words, np.array(lags, np.int64), 4 * n))
+
+
+def _nearly_constant(hole: Hole) -> bool:
+    summary = hole.summary
+    return (
+        hole.stream.n_words <= DEEP_REGION_WORDS
+        and summary.live <= 16
+        and summary.entropy_q20 < summary.n_words << 16  # a sixteenth of a bit per word
+    )

@@ -1,0 +1,120 @@
+"""The search of one tensor, from its words to a program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from operators.base import Stream
+from operators.program import Node
+from operators.words import Words, dtype_of
+from synth.hole import Setting
+from synth.options import SearchOptions
+from synth.prior import Prior
+from synth.search import Improvement, Search
+from synth.template import Template, Weighed, fit, weigh
+
+MIN_BUDGET = 4
+BYTES_PER_EXPANSION = 256
+"""A small tensor has fewer expansions: one per so many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Synthesis:
+    """What a search has found.
+
+    Attributes
+    ----------
+    program : Node
+        For the words that were searched; `lit` where the emitter is to choose an encoding.
+    template : Template or None
+        The program with its data-dependent parameters open; None for a literal.
+    winner : Weighed
+        The program, its costs node by node.
+    literal_q8 : int
+        Cost of the words as one literal, in 1/256 bit.
+    runners_up : tuple of Weighed
+        Other finalists, the cheapest first.
+    expansions, budget : int
+        Used and allowed.
+    stopped : {"budget", "exhausted", "max_holes"}
+        Why the search ended.
+    trace : tuple of Improvement
+        Every better program, with the expansions it took to find it.
+    columns : int
+        Words of a row, 0 where there are none.
+    """
+
+    program: Node
+    template: Template | None
+    winner: Weighed
+    literal_q8: int
+    runners_up: tuple[Weighed, ...]
+    expansions: int
+    budget: int
+    stopped: str
+    trace: tuple[Improvement, ...]
+    columns: int
+
+    def program_for(self, words: Words) -> Node:
+        """Return the program for other words of the same tensor: one of its segments."""
+        return fit(self.template, words, Stream(words.dtype.itemsize * 8, words.size), self.columns)
+
+
+def budget_of(n_bytes: int, options: SearchOptions) -> int:
+    """Return the expansions that a tensor of `n_bytes` may take."""
+    return min(options.budget, max(MIN_BUDGET, n_bytes // BYTES_PER_EXPANSION))
+
+
+def synthesise(
+    words: Words, *, dtype: str | None, rows: int, columns: int, options: SearchOptions, prior: Prior
+) -> Synthesis:
+    """Search the program of a tensor.
+
+    Parameters
+    ----------
+    words : Words
+        The region that a task holds. Read only. Exact structure is looked for in all of it, everything else
+        in a sample.
+    dtype : str or None
+        Of safetensors; None for bytes that are no tensor.
+    rows, columns : int
+        Shape of the words as a matrix: the first dimension and the product of the others, in words. 0 or 1
+        where there are no rows.
+    options : SearchOptions
+    prior : Prior
+        Orders the search; what it finds at an unlimited budget does not depend on it.
+
+    Returns
+    -------
+    Synthesis
+        The same for the same arguments, on any machine.
+    """
+    columns = columns if rows > 1 and 1 < columns < words.size else 0
+    setting = Setting(dtype_of(dtype), options.sample_words, options.exact_words)
+    search = Search(setting.root(words, columns), options)
+    budget = budget_of(words.nbytes, options)
+    search.run(prior, budget)
+    return finish(search, setting, words, columns, budget)
+
+
+def finish(search: Search, setting: Setting, words: Words, columns: int, budget: int) -> Synthesis:
+    """Weigh the last programs that a search has found, and the literal; return the smallest."""
+    options = search.options
+    root = search.root
+    if not root.exact:
+        root = Setting(setting.dtype, options.finish_words, options.finish_words).root(words, columns)
+    templates = [improvement.template for improvement in search.improvements[: -options.finalists - 1 : -1]]
+    # sorted() keeps the order of equal costs: the program found last comes first, the literal last of all.
+    weighed = sorted((weigh(root, template) for template in templates), key=lambda found: found.cost_q8)
+    literal = weigh(root, None)
+    winner = weighed[0] if weighed and weighed[0].cost_q8 < literal.cost_q8 else literal
+    runners_up: list[Weighed] = []
+    for found in (*weighed, literal):
+        if found.template != winner.template and found.template not in [other.template for other in runners_up]:
+            runners_up.append(found)
+    synthesis = Synthesis(
+        fit(winner.template, words, root.stream, columns), winner.template, winner, literal.cost_q8, tuple(runners_up),
+        search.expansions, budget, search.stopped, tuple(search.improvements), columns,
+    )  # fmt: skip
+    search.release()
+    return synthesis

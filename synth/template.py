@@ -1,0 +1,138 @@
+"""Programs whose data-dependent parameters are still open: what the search finds and segments are fitted with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from operators.base import Stream
+from operators.errors import FormatError
+from operators.program import LIT, Node
+from operators.words import Words, container
+from synth.cost import exact_literal
+from synth.grammar import CONSTANT
+from synth.hole import Hole
+from synth.prior import CERTAIN
+from synth.steps import Constant, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A step and what is below it; None stands for a literal.
+
+    Attributes
+    ----------
+    name : str
+        The production.
+    prior_q10 : int
+        -log2 of the chance that the prior gave it, in 1/1024 bit.
+    """
+
+    name: str
+    step: Step
+    children: tuple[Template | None, ...]
+    prior_q10: int
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the program is the same for all words of a shape."""
+        return self.step.fixed and all(child is None or child.fixed for child in self.children)
+
+    def __str__(self) -> str:
+        below = ", ".join("lit" if child is None else str(child) for child in self.children)
+        return f"{self.step.label}({below})" if below else self.step.label
+
+
+def template_of(hole: Hole) -> Template | None:
+    """Return the best program known for `hole`."""
+    edge = hole.best_edge
+    if edge is None:
+        return None
+    return Template(edge.name, edge.step, tuple(map(template_of, edge.children)), edge.prior_q10)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A program with its cost, node by node.
+
+    Attributes
+    ----------
+    template : Template or None
+    tag : str
+        Where it stands: the step and slot above.
+    stream : Stream
+    cost_q8 : int
+        Of the node and all below it, in 1/256 bit.
+    encoding : str
+        Of a literal, empty otherwise.
+    children : tuple of Weighed
+    """
+
+    template: Template | None
+    tag: str
+    stream: Stream
+    cost_q8: int
+    encoding: str
+    children: tuple[Weighed, ...]
+
+
+def weigh(hole: Hole, template: Template | None) -> Weighed:
+    """Weigh a program for `hole`, pruned: a literal wherever what is below it is no smaller.
+
+    Literals of exact holes are weighed by the bytes that the emitter will write.
+    """
+    if template is None and hole.exact and hole.summary.live == 1:
+        template = _CONST
+    if hole.exact:
+        literal_q8, encoding = exact_literal(hole.summary, hole.stream)
+    else:
+        literal_q8, encoding = hole.literal.bits_q8, hole.literal.encoding
+    literal = Weighed(None, hole.tag, hole.stream, literal_q8, encoding, ())
+    expansion = None if template is None else template.step.expand(hole)
+    if template is None or expansion is None:
+        return literal
+    cost_q8, holes = expansion
+    children = tuple(weigh(child, below) for child, below in zip(holes, template.children, strict=True))
+    cost_q8 += sum(child.cost_q8 for child in children)
+    if cost_q8 >= literal_q8:
+        return literal
+    pruned = Template(template.name, template.step, tuple(child.template for child in children), template.prior_q10)
+    return Weighed(pruned, hole.tag, hole.stream, cost_q8, "", children)
+
+
+def fit(template: Template | None, words: Words, stream: Stream, columns: int) -> Node:
+    """Return the program of `template` for the words at hand, a literal wherever a step does not apply to them.
+
+    Parameters
+    ----------
+    template : Template or None
+    words : Words
+        The whole of `stream`; not looked at where the program is the same for all words.
+    stream : Stream
+    columns : int
+        Words of a row, 0 where there are none.
+    """
+    if template is None or stream.n_words == 0:
+        return LIT
+    op = template.step.operator(words, stream, columns)
+    if op is None:
+        return LIT
+    try:
+        streams = op.children(stream)
+    except FormatError:
+        return LIT  # fields of an index that has another width here
+    if all(child is None or child.fixed for child in template.children):
+        targets: tuple[Words, ...] | None = tuple(np.empty(0, container(below.width_bits)) for below in streams)
+    else:
+        targets = op.targets(words, stream)
+    if targets is None:
+        return LIT
+    children = []
+    for child, target, below in zip(template.children, targets, streams, strict=True):
+        factor = max(1, below.n_words // stream.n_words)  # narrower words: a row has more of them
+        children.append(fit(child, target, below, columns * factor))
+    return Node(op, tuple(children))
+
+
+_CONST = Template(CONSTANT.name, Constant(), (), CERTAIN.bits_q10)
