@@ -216,7 +216,7 @@ class _SpooledWriter(WriterBase):
 
     def commit(self) -> None:
         self._spool.seek(0)
-        self._store._put(self._key, self._spool.read(), overwrite=self._overwrite)  # noqa: SLF001
+        self._store._put(self._key, self._spool.read(), overwrite=self._overwrite)
         self._spool.close()
 
     def abort(self) -> None:

@@ -127,12 +127,12 @@ class LocalSource:
             return [memoryview(b"") for _ in ranges]
         buffers = []
         with _typed(info.key):
-            fd = os.open(self._path(info.key), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self._path(info.key), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not block
             try:
                 _check_unchanged(info, os.fstat(fd))
                 for start, stop in ranges:
                     buffer = aligned_buffer(stop - start)
-                    _read_into(fd, buffer, start, info.key)
+                    _read_into(fd, buffer, start, info)
                     buffers.append(buffer.toreadonly())
                 _check_unchanged(info, os.fstat(fd))
             finally:
@@ -317,16 +317,19 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 
 def _check_unchanged(info: ObjectInfo, status: os.stat_result) -> None:
-    if info.n_bytes != status.st_size or info.etag not in {"", _info(info.key, status).etag}:
+    if not stat.S_ISREG(status.st_mode):
+        raise NotFoundError("an object", "a folder", info.key)
+    if info.etag not in {"", _info(info.key, status).etag}:
         raise ChangedError("the planned generation", "another one", info.key, "run again when it is at rest")
 
 
-def _read_into(fd: int, buffer: memoryview, offset: int, key: str) -> None:
+def _read_into(fd: int, buffer: memoryview, offset: int, info: ObjectInfo) -> None:
     filled = 0
     while filled < len(buffer):
         n_read = os.preadv(fd, [buffer[filled:]], offset + filled)
         if n_read == 0:
-            raise ChangedError(f"{len(buffer)} bytes", f"the end after {filled}", f"{key}@{offset}", "run again")
+            _check_unchanged(info, os.fstat(fd))
+            raise StoreError(f"{len(buffer)} bytes", f"the end after {filled}", f"{info.key}@{offset}", "verify it")
         filled += n_read
 
 

@@ -96,6 +96,7 @@ class S3Source:
         refuse_options("S3", options, _OPTIONS)
         self.url = f"s3://{path}"
         self._options = dict(options)
+        _client_options(self._options)  # refuses a malformed value here rather than at the first request
         self._bucket, _, self._prefix = path.partition("/")
         self._scope: Scope | None = None
         self._client: s3fs.S3FileSystem | None = None
@@ -179,13 +180,13 @@ class S3Source:
             async with answer["Body"] as body:
                 if info.etag not in {"", answer["ETag"]}:  # some stores do not know If-Match
                     raise _changed(where)
+                if int(answer["ContentLength"]) != len(target):
+                    raise StoreError(f"{len(target)} bytes", f"{answer['ContentLength']}", where, "verify it")
                 n_bytes = 0
                 try:
                     while n_bytes < len(target) and (data := await body.read(_READ_BYTES)):
                         target[n_bytes : n_bytes + len(data)] = data
                         n_bytes += len(data)
-                except ValueError as error:
-                    raise StoreError(f"{len(target)} bytes", "more", where, "the store ignores ranges") from error
                 except _BROKEN_BODY as error:
                     reason = type(error).__name__
                 else:
@@ -253,12 +254,12 @@ class S3Source:
         client = self._connected()
         for attempt in range(2):
             try:
-                return await client._call_s3(method, Bucket=self._bucket, **request)  # noqa: SLF001  # the async call_s3
+                return await client._call_s3(method, Bucket=self._bucket, **request)
             except Exception as error:
                 if attempt == 0 and _code(error) in _EXPIRED:
                     await client.set_session(refresh=True)  # credentials were renewed behind a client that kept them
                     continue
-                raise _typed(error, where) from error
+                raise _typed(error, where, creates="IfNoneMatch" in request) from error
         raise AssertionError("unreachable")
 
     def _full(self, key: str) -> str:
@@ -290,37 +291,39 @@ class S3Store(StoreBase, S3Source):
         return Scope(self._prefix if not self._prefix or self._prefix.endswith("/") else f"{self._prefix}/")
 
     def put_new(self, key: str, data: bytes) -> None:
-        """See `Store.put_new`: ``If-None-Match: *``, then a look at what is there before anything is concluded.
+        """See `Store.put_new`: ``If-None-Match: *``."""
+        self._put_object(key, data, overwrite=False)
+
+    def _put_object(self, key: str, data: bytes, *, overwrite: bool) -> None:
+        """One PUT. A refused create is looked at before anything is concluded.
 
         A retry by the client after a lost reply is refused because the first try won; the id that each write carries
         tells our object from another's.
         """
         write_id = secrets.token_hex(16)
-        request: dict[str, Any] = {"Key": self._full(key), "Body": data, "Metadata": {"write-id": write_id}}
-        if self._single_writer:
-            if self._exists(key):
-                raise ExistsError("a free key", "an object", key)
-        else:
-            request["IfNoneMatch"] = "*"
+        request = {"Key": self._full(key), "Body": data, "Metadata": {"write-id": write_id}}
+        if not overwrite and self._single_writer and self._exists(key):
+            raise ExistsError("a free key", "an object", key)
         try:
-            self._run(self._put_patiently("put_object", key, request))
+            self._run(self._put_patiently(key, request | self._condition(overwrite=overwrite)))
         except DeniedError:
             raise
         except StoreError as failure:
             try:
                 found, metadata = self._run(self._get(self._full(key), key, len(data)))
-            except NotFoundError:
+            except (NotFoundError, LimitError):
                 raise failure from None
-            except LimitError:
-                raise ExistsError("a free key", "another object", key) from failure
             if metadata.get("write-id") != write_id or found != data:
-                raise ExistsError("a free key", "another object", key) from failure
+                raise
 
-    async def _put_patiently(self, method: str, key: str, request: Mapping[str, Any]) -> None:
+    def _condition(self, *, overwrite: bool) -> dict[str, Any]:
+        return {} if overwrite or self._single_writer else {"IfNoneMatch": "*"}
+
+    async def _put_patiently(self, key: str, request: Mapping[str, Any]) -> None:
         """A conditional write may meet another in flight: 409 means that neither is decided yet."""
         for attempt in range(_TRIES):
             try:
-                await self._request(method, key, request)
+                await self._request("put_object", key, request)
             except StoreError as error:
                 if attempt == _TRIES - 1 or _code(error.__cause__) not in _BUSY:
                     raise
@@ -365,6 +368,7 @@ class _S3Writer(WriterBase):
         self._store, self._key, self._overwrite, self._planned_bytes = store, key, overwrite, n_bytes
         self._part = bytearray()
         self._upload: str | None = None
+        self._write_id = secrets.token_hex(16)
         self._pending: dict[int, Future[Any]] = {}
         self._parts: dict[int, str] = {}
         self._n_parts = 0
@@ -382,14 +386,14 @@ class _S3Writer(WriterBase):
 
     def commit(self) -> None:
         if self._upload is None:
-            request = {"Key": self._store._full(self._key), "Body": bytes(self._part)} | self._condition()  # noqa: SLF001
-            self._store._run(self._store._put_patiently("put_object", self._key, request))  # noqa: SLF001
+            self._store._put_object(self._key, bytes(self._part), overwrite=self._overwrite)
             self._open = False
             return
         self._send()
         self._collect(0)
         parts = [{"PartNumber": n, "ETag": etag} for n, etag in sorted(self._parts.items())]
-        request = {"UploadId": self._upload, "MultipartUpload": {"Parts": parts}} | self._condition()
+        request = {"UploadId": self._upload, "MultipartUpload": {"Parts": parts}}
+        request |= self._store._condition(overwrite=self._overwrite)
         self._complete(request)
         self._open = False
         found = self._store.head(self._key).n_bytes
@@ -397,12 +401,12 @@ class _S3Writer(WriterBase):
             raise StoreError(f"{self._n_bytes} bytes", f"{found}", self._key, "the store lost a part: run again")
 
     def _complete(self, request: Mapping[str, Any]) -> None:
+        store = self._store
         try:
-            self._store._call("complete_multipart_upload", self._key, **request)  # noqa: SLF001
-        except NotFoundError:
-            # The reply to a first try was lost, and the upload is gone because it was completed.
-            info = self._store.head(self._key)
-            if not info.etag.strip('"').endswith(f"-{self._n_parts}") or info.n_bytes != self._n_bytes:
+            store._call("complete_multipart_upload", self._key, **request)
+        except (NotFoundError, ExistsError):
+            # Where the reply to a first try was lost, the upload is gone because it was completed.
+            if store._call("head_object", self._key).get("Metadata", {}).get("write-id") != self._write_id:
                 raise
 
     def abort(self) -> None:
@@ -416,24 +420,22 @@ class _S3Writer(WriterBase):
                 part.result()
         if self._upload is not None:
             with contextlib.suppress(StoreError):  # the bucket's rule for unfinished uploads is the second line
-                self._store._call("abort_multipart_upload", self._key, UploadId=self._upload)  # noqa: SLF001
-
-    def _condition(self) -> dict[str, Any]:
-        return {} if self._overwrite or self._store._single_writer else {"IfNoneMatch": "*"}  # noqa: SLF001
+                self._store._call("abort_multipart_upload", self._key, UploadId=self._upload)
 
     def _send(self) -> None:
         store = self._store
         if self._upload is None:
-            self._upload = store._call("create_multipart_upload", self._key)["UploadId"]  # noqa: SLF001
+            metadata = {"write-id": self._write_id}
+            self._upload = store._call("create_multipart_upload", self._key, Metadata=metadata)["UploadId"]
         self._collect(_PARTS_AT_ONCE - 1)
         self._n_parts += 1
         self._n_bytes += len(self._part)
         if self._n_parts > MAX_PARTS:
             raise StoreError(f"at most {MAX_PARTS} parts", "more", self._key, "the object is too large for S3")
-        target = {"Key": store._full(self._key), "UploadId": self._upload, "PartNumber": self._n_parts}  # noqa: SLF001
+        target = {"Key": store._full(self._key), "UploadId": self._upload, "PartNumber": self._n_parts}
         request = {**target, "Body": bytes(self._part)}
-        work = store._request("upload_part", f"{self._key}@{self._n_bytes}", request)  # noqa: SLF001
-        loop = store._connected().loop  # noqa: SLF001
+        work = store._request("upload_part", f"{self._key}@{self._n_bytes}", request)
+        loop = store._connected().loop
         self._pending[self._n_parts] = asyncio.run_coroutine_threadsafe(work, loop)
         self._part = bytearray()
 
@@ -475,14 +477,14 @@ def _code(error: BaseException | None) -> str:
     return ""
 
 
-def _typed(error: Exception, where: str) -> ArchiveError:
+def _typed(error: Exception, where: str, *, creates: bool) -> ArchiveError:
     code = _code(error)
     if isinstance(error, ArchiveError):
         return error
     if code in _ABSENT or isinstance(error, FileNotFoundError):
         return NotFoundError("an object", code or "nothing", where, "check bucket, prefix and endpoint")
     if code in _TAKEN:
-        return _changed(where)
+        return ExistsError("a free key", "an object", where) if creates else _changed(where)
     if code in _REFUSED or code in _EXPIRED or isinstance(error, PermissionError) or "Credential" in str(error):
         return DeniedError("access", code or str(error), where, "check credentials and policy")
     return StoreError("an answer from the store", f"{code} {error}".strip(), where, "check the endpoint and run again")
@@ -497,8 +499,8 @@ def _client_options(options: Mapping[str, str]) -> dict[str, Any]:
     region = options.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     s3: dict[str, Any] = {"addressing_style": options.get("addressing_style", "auto" if is_aws else "path")}
     config: dict[str, Any] = {
-        "connect_timeout": float(options.get("connect_timeout", "10")),
-        "read_timeout": float(options.get("read_timeout", "60")),
+        "connect_timeout": _seconds(options, "connect_timeout", "10"),
+        "read_timeout": _seconds(options, "read_timeout", "60"),
         "max_pool_connections": 4 * _REQUESTS_AT_ONCE,
         "s3": s3,
     }
@@ -530,3 +532,10 @@ def _flag(options: Mapping[str, str], name: str) -> bool:
     if text not in {"true", "false", "1", "0"}:
         raise UsageError("true or false", text, f"--storage-option {name}")
     return text in {"true", "1"}
+
+
+def _seconds(options: Mapping[str, str], name: str, default: str) -> int:
+    text = options.get(name, default)
+    if not text.isdecimal() or not int(text):
+        raise UsageError("whole seconds", text, f"--storage-option {name}")
+    return int(text)

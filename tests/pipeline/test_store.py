@@ -1,0 +1,355 @@
+"""One contract for every store: local folder, memory, S3."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from operators.errors import (
+    ArchiveError,
+    ChangedError,
+    ExistsError,
+    LimitError,
+    NotFoundError,
+    StoreError,
+    UsageError,
+)
+from pipeline.store import (
+    MAX_GAP_BYTES,
+    MAX_REQUEST_BYTES,
+    ObjectInfo,
+    SourceStore,
+    Store,
+    clashing_keys,
+    coalesce,
+    open_source,
+    open_store,
+)
+from tests.s3server import S3Server, s3_server
+
+WRITE_VERBS = ("put_new", "put", "create", "delete", "supports_create_only")
+ODD_NAMES = (
+    "a b", "a#b", "a%20b", "a%2Fb", "a+b", "a?b", "a*b", "br[ack]et.bin", "[0-9]", "{a}", "&=", "'\"", "~", "c:d",
+    "back\\slash", "grüße", "模型", "e\u0301", "\U0001f600", "-rf", "a?versionId=7", "trailing.", " lead", "x" * 255,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    url: str
+    options: dict[str, str] = field(default_factory=dict)
+
+    def store(self) -> Store:
+        return open_store(self.url, self.options)
+
+    def source(self, suffix: str = "") -> SourceStore:
+        return open_source(self.url + suffix, self.options)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with s3_server() as running:
+        yield running
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "local":
+        return Place(str(tmp_path / "root"))
+    if request.param == "memory":
+        return Place(f"memory://{tmp_path.name}-{os.getpid()}/root")
+    server: S3Server = request.getfixturevalue("server")
+    return Place(server.url(f"{tmp_path.name}/root"), server.options)
+
+
+def keys(store: SourceStore, prefix: str = "") -> list[str]:
+    return [info.key for info in store.list(prefix)]
+
+
+def read(store: SourceStore, key: str) -> bytes:
+    info = store.head(key)
+    return bytes(store.get_ranges(info, [(0, info.n_bytes)])[0])
+
+
+def test_an_absent_object_is_not_found(place: Place) -> None:
+    store = place.store()
+    assert store.list() == []
+    store.put_new("here/x", b"1")
+    for key in ("x", "here", "here/y", "here/x/y"):
+        with pytest.raises(NotFoundError) as caught:
+            store.head(key)
+        assert key in str(caught.value)
+        with pytest.raises(NotFoundError):
+            store.get(key, max_bytes=10)
+        with pytest.raises(NotFoundError):
+            store.get_ranges(ObjectInfo(key, 1, ""), [(0, 1)])
+    store.delete("here/y")
+    assert keys(store) == ["here/x"]
+
+
+def test_an_absent_source_is_not_found(place: Place) -> None:
+    with pytest.raises(NotFoundError):
+        place.source("/nowhere").list()
+
+
+def test_put_new_never_replaces(place: Place) -> None:
+    store = place.store()
+    store.put_new("a/b/c", b"first")
+    for data in (b"second", b"first", b""):
+        with pytest.raises(ExistsError):
+            store.put_new("a/b/c", data)
+    assert store.get("a/b/c", max_bytes=5) == b"first"
+    assert keys(store) == ["a/b/c"]
+
+
+def test_one_of_many_writers_wins(place: Place) -> None:
+    store = place.store()
+    for turn in range(3):
+        barrier = threading.Barrier(16)
+        won: list[bytes] = []
+
+        def write(name: bytes, key: str = f"race/{turn}", barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            try:
+                store.put_new(key, name)
+            except ExistsError:
+                return
+            won.append(name)  # noqa: B023  # joined below, before the next turn
+
+        threads = [threading.Thread(target=write, args=(b"%d" % i * 100,)) for i in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert won == [store.get(f"race/{turn}", max_bytes=1000)]
+
+
+def test_ranges(place: Place) -> None:
+    store = place.store()
+    data = os.urandom(3 * MAX_GAP_BYTES)
+    store.put("x", data)
+    n, info = len(data), store.head("x")
+    asked = [(0, n), (n, n), (0, 0), (n - 1, n), (5, 9), (7, 30), (2 * MAX_GAP_BYTES + 50, n - 3), (0, 1), (9, 11)]
+    found = store.get_ranges(info, asked)
+    assert [bytes(view) for view in found] == [data[start:stop] for start, stop in asked]
+    assert all(view.readonly for view in found)
+    assert store.get_ranges(info, []) == []
+    for wrong in ((0, n + 1), (-1, 4), (4, 3), (n + 1, n + 1)):
+        with pytest.raises(StoreError):
+            store.get_ranges(info, [(0, 1), wrong])
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 12 << 20, 41 << 20])
+def test_sizes(place: Place, tmp_path: Path, n_bytes: int) -> None:
+    store = place.store()
+    data = os.urandom(n_bytes)
+    store.put("whole", data)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    store.put("file", path)
+    store.put("file", path)  # a second time writes the same
+    with store.create("pieces", overwrite=False) as writer:
+        buffer = bytearray(5_000_011)
+        for start in range(0, n_bytes, len(buffer)):
+            piece = data[start : start + len(buffer)]
+            buffer[: len(piece)] = piece
+            writer.write(memoryview(buffer)[: len(piece)])  # the buffer is reused at once
+        writer.commit()
+    assert [(info.key, info.n_bytes) for info in store.list()] == [(k, n_bytes) for k in ("file", "pieces", "whole")]
+    for info in store.list():
+        assert store.get_ranges(info, [(0, n_bytes)])[0] == data
+        assert store.get(info.key, max_bytes=n_bytes) == data
+        if n_bytes:
+            with pytest.raises(LimitError):
+                store.get(info.key, max_bytes=n_bytes - 1)
+
+
+def test_another_generation_is_refused(place: Place) -> None:
+    store, source = place.store(), place.source()
+    store.put("x", b"first")
+    store.put("empty", b"")
+    old, empty = source.list()[1], source.list()[0]
+    assert old == store.head("x")
+    assert bytes(source.get_ranges(old, [(0, 5)])[0]) == b"first"
+    store.put("x", b"again")  # the same size
+    store.put("empty", b"x")
+    with pytest.raises(ChangedError):
+        source.get_ranges(old, [(0, 2)])
+    with pytest.raises(ChangedError):
+        source.get_ranges(empty, [(0, 0)])
+    assert bytes(source.get_ranges(replace(old, etag=""), [(0, 5)])[0]) == b"again"  # no token, no check
+    store.delete("x")
+    with pytest.raises(NotFoundError):
+        source.get_ranges(store_info := replace(old, etag="", version=None), [(0, 2)])
+    with pytest.raises(NotFoundError):
+        source.get_ranges(store_info, [(0, 2)])
+
+
+def test_a_list_shows_what_was_just_written(place: Place) -> None:
+    store = place.store()
+    names = ["b", "a/z", "a/é", "a-b", "a/b/c", "Z", "a.b"]
+    for i, name in enumerate(names):
+        store.put_new(name, b"x" * i)
+        assert keys(store) == sorted(names[: i + 1], key=str.encode)
+    assert keys(store, "a/") == sorted((n for n in names if n.startswith("a/")), key=str.encode)
+    assert keys(store, "a") == sorted((n for n in names if n.startswith("a")), key=str.encode)
+    assert keys(store, "a/b/c") == ["a/b/c"]
+    assert keys(store, "none") == []
+    store.delete("a/z")
+    assert "a/z" not in keys(store)
+
+
+def test_keys_are_exact(place: Place) -> None:
+    store = place.store()
+    odd = [f"odd/{name}" for name in ODD_NAMES] + ["odd/a-b", "odd/acb"]  # the last two match patterns above
+    for key in odd:
+        store.put_new(key, key.encode())
+    assert keys(store) == sorted(odd, key=str.encode)
+    source = place.source()
+    assert [read(source, key) for key in odd] == [key.encode() for key in odd]
+    store.delete("odd/a*b")
+    store.delete("odd/a?b")
+    assert set(odd) - set(keys(store)) == {"odd/a*b", "odd/a?b"}
+    for key in odd[:8]:
+        with store.create(key, overwrite=True) as writer:
+            writer.write(b"new")
+            writer.commit()
+        assert store.get(key, max_bytes=3) == b"new"
+
+
+def test_a_url_selects_a_folder_an_object_or_a_stem(place: Place) -> None:
+    store = place.store()
+    for key in ("run/step-1/x", "run/step-10/x", "run/step-1.json", "top"):
+        store.put_new(key, key.encode())
+    assert keys(place.source("/run/step-1")) == ["x"]
+    assert keys(place.source("/run/step-1/")) == ["x"]
+    assert keys(place.source("/run")) == ["step-1.json", "step-1/x", "step-10/x"]
+    assert keys(place.source("/run/step-1*")) == ["step-1.json", "step-1/x", "step-10/x"]
+    assert keys(place.source("/run/step-1*"), "step-10") == ["step-10/x"]
+    assert keys(place.source("/run/step-1*"), "s") == ["step-1.json", "step-1/x", "step-10/x"]
+    assert keys(place.source("/run/step-1*"), "t") == []
+    single = place.source("/run/step-1.json")
+    assert keys(single) == ["step-1.json"]
+    assert read(single, "step-1.json") == b"run/step-1.json"
+    elsewhere = pickle.loads(pickle.dumps(place.source("/run/step-1.json")))  # resolved by the process that reads
+    assert read(elsewhere, "step-1.json") == b"run/step-1.json"
+
+
+class PlannedError(Exception):
+    """Not one of ours, so that nothing but the test can have raised it."""
+
+
+@pytest.mark.parametrize("n_bytes", [0, 4, 40 << 20])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_nothing_appears_without_commit(place: Place, n_bytes: int, overwrite: bool) -> None:
+    store = place.store()
+    store.put_new("kept", b"old")
+
+    def fail() -> None:
+        with store.create("deep/x", overwrite=overwrite) as writer:
+            writer.write(bytes(n_bytes))
+            raise PlannedError
+
+    with pytest.raises(PlannedError):
+        fail()
+    with store.create("deep/y", overwrite=overwrite) as writer:
+        writer.write(bytes(n_bytes))
+    if overwrite:
+        with store.create("kept", overwrite=True) as writer:
+            writer.write(bytes(n_bytes))
+    writer.abort()  # a second time
+    assert keys(store) == ["kept"]
+    assert store.get("kept", max_bytes=3) == b"old"
+    if not place.options and "://" not in place.url:
+        assert [path.name for path in Path(place.url).rglob("*") if path.is_file()] == ["kept"]
+
+
+@pytest.mark.parametrize("n_bytes", [4, 40 << 20])
+def test_create_refuses_or_replaces(place: Place, n_bytes: int) -> None:
+    store = place.store()
+    store.put_new("x", b"old")
+    with pytest.raises(ExistsError):
+        store.create("x", overwrite=False)
+    with store.create("y", overwrite=False, n_bytes=n_bytes) as late:
+        late.write(bytes(n_bytes))
+        store.put_new("y", b"theirs")  # between the look and the commit
+        with pytest.raises(ExistsError):
+            late.commit()
+    assert store.get("y", max_bytes=10) == b"theirs"
+    with store.create("x", overwrite=True) as writer:
+        writer.write(bytes(n_bytes))
+        writer.commit()
+    assert store.head("x").n_bytes == n_bytes
+    assert keys(store) == ["x", "y"]
+
+
+def test_a_source_cannot_write(place: Place) -> None:
+    assert all(hasattr(place.store(), verb) for verb in WRITE_VERBS)
+    assert not any(hasattr(place.source(), verb) for verb in WRITE_VERBS)
+
+
+def test_create_only_is_probed_and_leaves_nothing(place: Place) -> None:
+    store = place.store()
+    assert store.supports_create_only()
+    assert store.supports_create_only()
+    assert store.list() == []
+
+
+def test_a_store_travels_as_url_and_options(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "from-the-environment")
+    store = place.store()
+    store.put_new("x", b"1")
+    packed = pickle.dumps(store)
+    assert b"from-the-environment" not in packed
+    assert pickle.loads(packed).get("x", max_bytes=1) == b"1"
+    assert all(secret not in repr(store) for secret in place.options.values() if secret != "test")
+
+
+@pytest.mark.parametrize("url", ["", "s3://", "s3:///x", "memory://"])
+def test_urls_that_name_nothing(url: str) -> None:
+    with pytest.raises(UsageError):
+        open_store(url)
+
+
+def test_unknown_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="did you mean endpoint_url"):
+        open_source("s3://bucket/x", {"endpoint": "http://127.0.0.1:1"})
+    with pytest.raises(UsageError):
+        open_source(str(tmp_path), {"endpoint_url": "x"})
+    with pytest.raises(UsageError):
+        open_source("s3://bucket/x", {"anon": "perhaps"}).list()
+    with pytest.raises(ArchiveError):
+        open_source("nosuchprotocol://x").list()
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 25), st.integers(0, 1 << 24)), max_size=20))
+def test_coalescing_covers_each_range_once(pairs: list[tuple[int, int]]) -> None:
+    ranges = [(start, start + length) for start, length in pairs]
+    stretches = coalesce(ranges)
+    assert sorted(i for _, _, members in stretches for i in members) == [i for i, (_, n) in enumerate(pairs) if n]
+    for start, stop, members in stretches:
+        assert start == min(ranges[i][0] for i in members)
+        assert stop == max(ranges[i][1] for i in members)
+        assert stop - start <= max(MAX_REQUEST_BYTES, *(ranges[i][1] - ranges[i][0] for i in members))
+    assert [start for start, _, _ in stretches] == sorted(start for start, _, _ in stretches)
+
+
+@given(st.lists(st.text("aAbß/", min_size=1, max_size=6), max_size=12, unique=True), st.booleans())
+def test_keys_that_do_not_clash_make_a_tree(names: list[str], fold_case: bool) -> None:
+    names = [name.strip("/") for name in names if name.strip("/") and "//" not in name]
+    clashes = clashing_keys(names, fold_case=fold_case)
+    files: set[str] = set()
+    for name in dict.fromkeys(name for name in names if name not in clashes):
+        folded = name.casefold() if fold_case else name
+        assert folded not in files
+        assert not any(other.startswith(f"{folded}/") or folded.startswith(f"{other}/") for other in files)
+        files.add(folded)
+    assert all(other in names for other in clashes.values())

@@ -1,0 +1,256 @@
+"""What only a file system can do to us: links, names, permissions, changes in place."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError
+from pipeline.store import ObjectInfo, clashing_keys, open_source, open_store, safe_local_path
+
+UNSAFE = ["", "/", "/etc/x", "../x", "a/../../x", "a/..", "..", "a/./b", "a//b", ".", "a\0b", "x" * 256,
+          "ä" * 128, "/".join(["x" * 200] * 21)]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", UNSAFE)
+def test_keys_that_leave_the_target_are_refused(tmp_path: Path, key: str) -> None:
+    store = open_store(str(tmp_path / "root"))
+    for attempt in (
+        lambda: store.put_new(key, b"1"),
+        lambda: store.put(key, b"1"),
+        lambda: store.create(key, overwrite=True),
+        lambda: store.head(key),
+        lambda: store.delete(key),
+        lambda: store.get_ranges(ObjectInfo(key, 1, ""), [(0, 1)]),
+    ):
+        with pytest.raises(PathError):
+            attempt()
+    assert list(store.refused_keys(["fine", key])) == [key]
+    assert not (tmp_path / "root").exists() or not any((tmp_path / "root").iterdir())
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=12) | st.text("./\\a\0", max_size=8))
+def test_an_accepted_key_stays_inside(key: str) -> None:
+    try:
+        parts = safe_local_path("/root", key)
+    except PathError:
+        return
+    path = os.path.normpath("/root/" + "/".join(parts))
+    assert path == f"/root/{key.removesuffix('/')}"
+    assert path.startswith("/root/")
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_links_in_the_way_are_not_followed(tmp_path: Path, is_folder: bool) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "x").write_bytes(b"theirs")
+    store = open_store(str(tmp_path / "root"))
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "link").symlink_to(outside if is_folder else outside / "x")
+    for overwrite in (False, True):
+        with pytest.raises(PathError):
+            store.create("link/x", overwrite=overwrite)
+    with pytest.raises(ExistsError):
+        store.create("link", overwrite=False)
+    with store.create("link", overwrite=True) as writer:  # replaces the link, not what it names
+        writer.write(b"ours")
+        writer.commit()
+    assert (outside / "x").read_bytes() == b"theirs"
+    assert store.get("link", max_bytes=4) == b"ours"
+
+
+def test_files_and_folders_in_the_way(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    store.put_new("file", b"1")
+    store.put_new("folder/x", b"1")
+    with pytest.raises(PathError):
+        store.create("file/x", overwrite=True)
+    with pytest.raises(ExistsError):
+        store.create("folder", overwrite=False)
+    with store.create("folder", overwrite=True) as writer, pytest.raises(StoreError):
+        writer.commit()
+    assert [info.key for info in store.list()] == ["file", "folder/x"]
+
+
+def test_restored_files_have_the_usual_mode(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        with open_store(str(tmp_path)).create("a/x", overwrite=False) as writer:
+            writer.commit()
+        assert stat.S_IMODE((tmp_path / "a/x").stat().st_mode) == 0o640
+    finally:
+        os.umask(old)
+
+
+def test_folder_keys_are_folders(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    for key in ("mark/", "a/b/"):
+        with store.create(key, overwrite=False) as writer:
+            writer.write(b"")
+            writer.commit()
+    store.put_new("a/x", b"1")
+    source = open_source(str(tmp_path))
+    assert [info.key for info in source.list()] == ["a/b/", "a/x", "mark/"]
+    assert [bytes(source.get_ranges(info, [(0, info.n_bytes)])[0]) for info in source.list()] == [b"", b"1", b""]
+    assert [info.key for info in store.list()] == ["a/x"]
+    with pytest.raises(ExistsError):
+        store.create("mark/", overwrite=False)
+    with store.create("full/", overwrite=False) as writer, pytest.raises(PathError):
+        writer.write(b"12345")
+
+
+def test_a_link_to_a_file_is_read_through(tmp_path: Path) -> None:
+    """Model caches keep blobs in one folder and links to them in another."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "1").write_bytes(b"weights")
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "model").symlink_to("../blobs/1")
+    source = open_source(str(tmp_path / "snapshot"))
+    assert [(info.key, info.n_bytes) for info in source.list()] == [("model", 7)]
+    assert source.get("model", max_bytes=7) == b"weights"
+
+
+@pytest.mark.parametrize("kind", ["dangling", "loop", "pipe"])
+def test_what_is_no_file_is_named_not_skipped(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "a").mkdir()
+    odd = tmp_path / "a" / "odd"
+    if kind == "pipe":
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to(tmp_path / ("nowhere" if kind == "dangling" else "a"))
+    with pytest.raises(StoreError, match="odd"):
+        open_source(str(tmp_path)).list()
+
+
+def test_an_absent_folder_is_refused_or_empty(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        open_source(str(tmp_path / "none")).list()
+    assert open_store(str(tmp_path / "none")).list() == []
+    (tmp_path / "file").touch()
+    with pytest.raises(PathError):
+        open_store(str(tmp_path / "file"))
+
+
+def test_a_file_changed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(bytes(1000))
+    source = open_source(str(tmp_path))
+    info = source.head("x")
+    real = os.preadv
+
+    def slow(fd: int, buffers: list[memoryview], offset: int) -> int:
+        n_read = real(fd, buffers, offset)
+        if offset:
+            path.write_bytes(bytes(1000))  # the same size
+        return n_read
+
+    monkeypatch.setattr(os, "preadv", slow)
+    assert source.get_ranges(info, [(0, 10)])
+    with pytest.raises(ChangedError):
+        source.get_ranges(info, [(0, 10), (10, 20)])
+    path.write_bytes(bytes(5))
+    with pytest.raises(StoreError):
+        source.get_ranges(ObjectInfo("x", 1000, ""), [(0, 1000)])
+
+
+def test_short_reads_and_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.preadv, os.write
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: read(fd, [buffers[0][:7]], offset))
+    monkeypatch.setattr(os, "write", lambda fd, view: write(fd, view[:7]))
+    store, data = open_store(str(tmp_path)), os.urandom(1000)
+    store.put("x", data)
+    assert store.get("x", max_bytes=1000) == data
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "link"])
+@pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, StoreError), (errno.EACCES, DeniedError)])
+def test_a_failed_write_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int, kind: type[Exception]
+) -> None:
+    store = open_store(str(tmp_path))
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, "injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(kind):
+            store.put_new("x", b"1")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for turn in range(3):
+        store.put(f"a/{turn}", b"1")
+        for attempt in (
+            lambda: store.put_new("a/0", b"2"),
+            lambda: store.create("a/0", overwrite=False),
+            lambda: store.create("a/0/x", overwrite=False),
+            lambda: store.get_ranges(ObjectInfo("a/0", 1, "old"), [(0, 1)]),
+        ):
+            with pytest.raises(StoreError):
+                attempt()
+        store.create("a/y", overwrite=True).abort()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_the_name_of_another_write_in_flight_is_not_listed(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    with store.create("x", overwrite=False) as writer:
+        writer.write(b"1")
+        assert store.list() == []
+        assert open_source(str(tmp_path)).list() == []
+
+
+def test_links_never_let_two_writers_win(tmp_path: Path) -> None:
+    """A plain exclusive write lost this race twice in 300 turns."""
+    store = open_store(str(tmp_path))
+    for turn in range(60):
+        barrier = threading.Barrier(8)
+        won: list[int] = []
+
+        def write(i: int, turn: int = turn, barrier: threading.Barrier = barrier, won: list[int] = won) -> None:
+            barrier.wait()
+            try:
+                store.put_new(f"{turn}", b"%d" % i)
+            except ExistsError:
+                return
+            won.append(i)
+
+        threads = [threading.Thread(target=write, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [b"%d" % i for i in won] == [store.get(f"{turn}", max_bytes=1)]
+
+
+def test_names_that_clash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["a", "A", "b/c", "B/d", "b", "a/x", "d/", "D/x", "x", "x/"]
+    assert clashing_keys(names, fold_case=False) == {"b": "b/c", "a/x": "a", "x/": "x"}
+    assert clashing_keys(names, fold_case=True) == {"A": "a", "b": "b/c", "a/x": "a", "x/": "x"}
+    store = open_store(str(tmp_path))
+    assert list(store.refused_keys(names)) == ["b", "a/x", "x/"]
+    monkeypatch.setattr("pipeline.store_local.LocalStore._folds_case", lambda _: True)
+    refused = store.refused_keys(names)
+    assert list(refused) == ["A", "b", "a/x", "x/"]
+    assert all(isinstance(error, PathError) for error in refused.values())
+
+
+def test_relative_paths_hold_when_the_process_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = open_store("root")
+    monkeypatch.chdir("/")
+    store.put_new("x", b"1")
+    assert (tmp_path / "root" / "x").exists()
+    assert open_source(f"file://{tmp_path}/root").get("x", max_bytes=1) == b"1"
