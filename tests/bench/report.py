@@ -68,7 +68,15 @@ def cpu_seconds(action: Callable[[], T]) -> tuple[float, T]:
     return time.process_time() - start, result
 
 
-def alternate(actions: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+@dataclass(frozen=True)
+class Timed:
+    """An action to time, and what makes its argument anew before each turn, outside of the time."""
+
+    run: Callable[[Any], object]
+    prepare: Callable[[], Any] = lambda: None
+
+
+def alternate(actions: Sequence[Timed], rounds: int) -> list[float]:
     """Run `actions` in turn, `rounds` times, and return the median CPU seconds of each.
 
     Turns share whatever else the machine does, so the figures of one call can be compared with each other.
@@ -77,7 +85,8 @@ def alternate(actions: Sequence[Callable[[], object]], rounds: int) -> list[floa
     times: list[list[float]] = [[] for _ in actions]
     for turn in range(rounds + 1):
         for action, taken in zip(actions, times, strict=True):
-            seconds, _ = cpu_seconds(action)
+            argument = action.prepare()
+            seconds, _ = cpu_seconds(lambda action=action, argument=argument: action.run(argument))  # type: ignore[misc]
             if turn:
                 taken.append(seconds)
     return [statistics.median(taken) for taken in times]
