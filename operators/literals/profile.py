@@ -6,6 +6,7 @@ import numpy as np
 
 from operators.base import Plan, Profile, Stream
 from operators.kernels.histogram import Histogram
+from operators.literals.lz import LzTrial
 from operators.words import Words
 
 RANS_GAIN = 128
@@ -27,9 +28,11 @@ class Profiler:
         self._stream = stream
         self._histogram = Histogram(stream.width_bits) if stream.width_bits <= 16 else None
         self._largest = 0
+        self._lz = LzTrial(stream)
 
     def add(self, words: Words) -> None:
         """Count the next words; `words` is not kept."""
+        self._lz.add(words)
         if self._histogram is not None:
             self._histogram.add(words)
         elif words.size:
@@ -38,10 +41,10 @@ class Profiler:
     def finish(self) -> Profile:
         """Return what was counted."""
         if self._histogram is None:
-            return Profile(self._stream, None, self._largest)
+            return Profile(self._stream, None, self._largest, self._lz.finish())
         counts = self._histogram.counts()
         live = np.flatnonzero(counts)
-        return Profile(self._stream, counts, int(live[-1]) if live.size else 0)
+        return Profile(self._stream, counts, int(live[-1]) if live.size else 0, self._lz.finish())
 
 
 def choose(profile: Profile) -> tuple[str, Plan]:

@@ -1,0 +1,179 @@
+"""LZ77 with long-distance matching: zstandard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import zstandard
+
+from operators.base import Encoding, Plan, Profile, Source, Stream, Writer
+from operators.errors import FormatError
+from operators.literals.tables import log2_q16
+from operators.words import Bytes, Words
+
+MAX_WINDOW_LOG = 27
+"""A reader grants 2 to this many bytes of window, and no more than the literal has."""
+TRIAL_BYTES = 16 << 10
+"""Bytes of the first block that decide whether the rest is worth trying."""
+TRIAL_GAIN = 32
+"""The trial has to save one part in this many of what coding each byte plane by its frequencies takes."""
+_TRIAL_LEVEL = 1
+_LEVELS = ((2 << 20, 19), (1 << 62, 12))
+"""Level of literals up to so many bytes. As the parts above, revisions of the writer may change them."""
+_GIVE_UP_BYTES = 4 << 20
+_READ_BYTES = 128 << 10
+_SINGLE_SEGMENT_FLAG = 32
+
+
+class LzTrial:
+    """Makes the payload while the literal is profiled, if a trial on its first bytes makes it worth while.
+
+    Parameters
+    ----------
+    stream : Stream
+        Type of the literal.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._compressor: zstandard.ZstdCompressionObj | None = None
+        self._tried = False
+        self._taken = 0
+        self._parts: list[bytes] = []
+
+    def add(self, words: Words) -> None:
+        """Compress the next words; `words` is not kept."""
+        if not self._tried and words.size:
+            self._tried = True
+            if _is_worth_while(words[: TRIAL_BYTES // words.itemsize]):
+                self._compressor = _compressor(self._stream.n_bytes).compressobj(size=self._stream.n_bytes)
+        if self._compressor is not None:
+            self._parts.append(self._compressor.compress(words.view(np.uint8).data))
+            self._taken += words.nbytes
+            # The trial was no example of the rest: stop before noise takes seconds.
+            made = sum(map(len, self._parts))
+            if self._taken >= _GIVE_UP_BYTES and made > self._taken - self._taken // TRIAL_GAIN:
+                self._compressor = None
+
+    def finish(self) -> bytes | None:
+        """Return the payload, or None."""
+        return b"".join((*self._parts, self._compressor.flush())) if self._compressor is not None else None
+
+
+def _is_worth_while(words: Words) -> bool:
+    planes = words.view(np.uint8).reshape(-1, words.itemsize)
+    log_total = int(log2_q16(np.array([words.size]))[0])
+    bits_q16 = 0
+    for k in range(words.itemsize):
+        counts = np.bincount(planes[:, k])
+        live = counts[counts > 0]
+        bits_q16 += words.size * log_total - int(live @ log2_q16(live))
+    order_0_bytes = bits_q16 >> 19
+    n_bytes = len(zstandard.ZstdCompressor(level=_TRIAL_LEVEL).compress(words.view(np.uint8).data))
+    return n_bytes < order_0_bytes - order_0_bytes // TRIAL_GAIN
+
+
+def _compressor(n_bytes: int) -> zstandard.ZstdCompressor:
+    level = next(level for most, level in _LEVELS if n_bytes <= most)
+    window_log = min(max((n_bytes - 1).bit_length(), 10), MAX_WINDOW_LOG)
+    parameters = zstandard.ZstdCompressionParameters.from_level(
+        level,
+        source_size=n_bytes,
+        window_log=window_log,
+        enable_ldm=window_log > 20,
+        write_content_size=True,
+        write_checksum=False,
+        write_dict_id=False,
+    )
+    return zstandard.ZstdCompressor(compression_params=parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan(Plan):
+    payload: bytes = field(repr=False)
+    n_bytes: int
+
+    def writer(self) -> Writer:
+        return _Writer(self.payload)
+
+
+class _Writer(Writer):
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+
+    def add(self, words: Words) -> None:
+        """Do nothing: the payload was made in the first pass."""
+
+    def finish(self) -> Bytes:
+        return self._payload
+
+
+class _Source(Source):
+    def __init__(self, payload: memoryview, stream: Stream) -> None:
+        self._left = stream.n_bytes
+        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << MAX_WINDOW_LOG)
+        self._reader = decompressor.stream_reader(payload, read_size=_READ_BYTES)
+
+    def read(self, out: Words) -> None:
+        if out.nbytes > self._left:
+            raise FormatError(f"a read of at most {self._left} bytes", str(out.nbytes))
+        self._left -= out.nbytes
+        target = out.view(np.uint8).data
+        try:
+            done = 0
+            while done < out.nbytes:
+                n_bytes = self._reader.readinto(target[done:])
+                if not n_bytes:
+                    raise FormatError(f"{self._left + out.nbytes - done} more bytes", "the end", "zstandard frame")
+                done += n_bytes
+            if not self._left and self._reader.read(1):
+                raise FormatError("the end of the words", "more of them", "zstandard frame")
+        except zstandard.ZstdError as error:
+            raise FormatError("a zstandard frame", str(error), "literal") from error
+
+
+class Lz(Encoding):
+    """Words of any width by zstandard.
+
+    Payload: one zstandard frame (RFC 8878) of the little-endian words, each in the smallest container of 8,
+    16, 32 or 64 bits. The frame states its content size, which is that of the words; it has no checksum, no
+    dictionary, a window of at most 2**27 bytes, and ends with the payload. The bits of a container beyond
+    the word are zero.
+    """
+
+    code = 68
+    name = "lz"
+
+    def plan(self, profile: Profile) -> Plan | None:
+        payload = profile.lz_payload
+        return None if payload is None else _Plan(payload, len(payload))
+
+    def source(self, payload: memoryview, stream: Stream) -> Source:
+        try:
+            frame = zstandard.get_frame_parameters(payload)
+        except (zstandard.ZstdError, ValueError) as error:
+            raise FormatError("a zstandard frame", str(error), "literal") from error
+        if frame.content_size != stream.n_bytes or not stream.n_bytes:
+            raise FormatError(f"a frame of {stream.n_bytes} bytes", str(frame.content_size), "literal")
+        if frame.window_size > 1 << MAX_WINDOW_LOG or frame.dict_id or frame.has_checksum:
+            raise FormatError("a plain frame and its window", f"window {frame.window_size}", "literal")
+        if _frame_bytes(payload) != len(payload):
+            raise FormatError("one whole frame", f"{len(payload)} bytes", "literal")
+        return _Source(payload, stream)
+
+
+def _frame_bytes(payload: memoryview) -> int:
+    """Return the bytes of a frame from the sizes of its blocks, or -1 where they go beyond `payload`."""
+    descriptor = payload[4]
+    single = descriptor & _SINGLE_SEGMENT_FLAG > 0
+    content_size_bytes = (1 if single else 0, 2, 4, 8)[descriptor >> 6]
+    at = 5 + (0 if single else 1) + content_size_bytes
+    last = 0
+    while not last:
+        if at + 3 > len(payload):
+            return -1
+        head = int.from_bytes(payload[at : at + 3], "little")
+        last, kind, size = head & 1, head >> 1 & 3, head >> 3
+        at += 3 + (1 if kind == 1 else size)
+    return at
