@@ -1,7 +1,7 @@
 """What a program would cost, in integer units of 1/256 bit, judged on a sample.
 
-Costs order and accept; they never decide alone: the finalists are weighed by the bytes that the
-emitter writes (`synth.finish`).
+Costs order and accept; they never decide alone: the finalists are weighed by the bytes that the emitter
+writes, where the words are few enough, or on a larger sample (`synth.template.weigh`).
 
 Three guards make a small sample enough. Entropies come from Grassberger's estimator. An alphabet with
 more live symbols than a sixth of the sample is taken as not entropy-coded: its table is unknown. The size of
@@ -16,20 +16,24 @@ import numpy as np
 
 from operators.base import Operator, Profile, Stream
 from operators.kernels.costing import huffman_bits
-from operators.literals.profile import choose
+from operators.literals.profile import LZ_GAIN, RANS_GAIN, choose
+from operators.literals.rans import RUN_WORDS, lanes_of
 from operators.words import Words
-from synth.features import NARROW_BITS, Summary
+from synth.features import Summary
 
 Q8 = 256
 """Costs are integers in units of ``1 / Q8`` bit."""
 BYTE_Q8 = 8 * Q8
-RECORD_Q8 = 44 * BYTE_Q8
-"""The fixed part of a record: header and digest."""
 GUARD = 6
 """Words of a sample per live symbol, at least, where an alphabet is to be entropy-coded."""
+HUFFMAN_FIXED_BITS = 80
+"""Head of a table, sizes of streams, bits left over."""
+RANS_FIXED_BITS = 32
+RANS_LOSS = 2048
+"""One part in so many is lost to frequencies that are multiples of a power of two."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LiteralCost:
     """The cheapest literal of a stream.
 
@@ -56,11 +60,11 @@ def node_q8(op: Operator) -> int:
 def literal_q8(payload_q8: int) -> int:
     """Return the cost of a literal: its payload in whole bytes, its code and the length of its payload."""
     n_bytes = -(-payload_q8 // BYTE_Q8)
-    return payload_q8 + BYTE_Q8 * (1 + _varint_bytes(n_bytes))
+    return BYTE_Q8 * (n_bytes + 1 + _varint_bytes(n_bytes))
 
 
 def literal_cost(summary: Summary, stream: Stream, lz_q8: int | None = None) -> LiteralCost:
-    """Return the cheapest literal of `stream`.
+    """Return the cost of the literal that the emitter would choose (`operators.literals.profile.choose`).
 
     Parameters
     ----------
@@ -71,56 +75,55 @@ def literal_cost(summary: Summary, stream: Stream, lz_q8: int | None = None) -> 
         Estimated payload of an LZ literal, where one was tried.
     """
     n, n_sample = stream.n_words, summary.n_words
-    best, encoding = n * stream.width_bits * Q8, "raw"
+    best, encoding = n * summary.largest.bit_length() * Q8, "bitpack"
     if n == 0 or n_sample == 0:
         return LiteralCost(literal_q8(0), encoding, 0)
-    exact = n == n_sample
-    packed_bits = summary.largest.bit_length()
-    packed = n * packed_bits * Q8 + BYTE_Q8
-    if packed < best:
-        best, encoding = packed, "bitpack"
     floor = min(best, summary.entropy_q20 * n // n_sample >> 12)
-    if summary.counts is not None and (exact or GUARD * summary.live <= n_sample):
-        entropy_q20 = summary.entropy_q20 if exact else max(summary.entropy_q20, summary.smooth_q20)
-        entropy = entropy_q20 * n // n_sample >> 12
-        live = summary.live if exact else min(summary.chao, n, 1 << stream.width_bits)
-        coded = entropy + entropy // 4096 + _table_q8(live) + STATE_Q8
-        if coded < best:
-            best, encoding = coded, "rans"
-        if n_sample < 400 * summary.live:
-            counts = np.sort(summary.counts[summary.counts > 0])
-            huffman = huffman_bits(counts, np.empty_like(counts)) * Q8 * n // n_sample
-            if not exact and summary.entropy_q20:
-                # The sample flatters its own code by as much as it flatters its own entropy.
-                huffman = huffman * entropy_q20 // summary.entropy_q20
-            huffman += _table_q8(live)
-            if huffman < best:
-                best, encoding = huffman, "huffman"
-    if lz_q8 is not None and lz_q8 * 100 < best * 97:
+    if summary.counts is not None and (n == n_sample or GUARD * summary.live <= n_sample):
+        huffman, rans = _coded_q8(summary, stream)
+        if huffman < best:
+            best, encoding = huffman, "huffman"
+        if rans < best - best // RANS_GAIN:
+            best, encoding = rans, "rans"
+    if lz_q8 is not None and lz_q8 < best - best // LZ_GAIN:
         best, encoding = lz_q8, "lz"
     return LiteralCost(literal_q8(best), encoding, floor)
 
 
-STATE_Q8 = 16 * BYTE_Q8
-
-
-def _table_q8(live: int) -> int:
-    return live * BYTE_Q8 + 4 * BYTE_Q8
+def _coded_q8(summary: Summary, stream: Stream) -> tuple[int, int]:
+    """Return the payloads of a Huffman and of a rANS literal."""
+    n, n_sample, seen = stream.n_words, summary.n_words, summary.live
+    assert summary.counts is not None
+    entropy_q20, live = summary.entropy_q20, seen
+    if n != n_sample:
+        entropy_q20 = max(entropy_q20, summary.smooth_q20)
+        live = min(summary.chao, n, 1 << stream.width_bits)
+    gaps, lengths, frequencies = summary.table_bits
+    table = min(gaps, seen * ((summary.largest // seen).bit_length() + 2)) + min(lengths, 4 * seen)
+    huffman = 0 if seen == 1 else n * Q8
+    if seen > 2:
+        counts = np.sort(summary.counts[summary.counts > 0])
+        huffman = huffman_bits(counts, np.empty_like(counts)) * Q8 * n // n_sample
+        if summary.entropy_q20:
+            # The sample flatters its own code by as much as it flatters its own entropy.
+            huffman = huffman * entropy_q20 // summary.entropy_q20
+    huffman += (table * live // seen + HUFFMAN_FIXED_BITS) * Q8
+    rans = entropy_q20 * n // n_sample >> 12
+    rans += rans // RANS_LOSS
+    rans += ((table + frequencies) * live // seen + RANS_FIXED_BITS) * Q8
+    return huffman, rans + lanes_of(n) * 32 * Q8 * (1 + n // RUN_WORDS)
 
 
 def exact_literal(summary: Summary, stream: Stream) -> tuple[int, str]:
     """Return the cost and the encoding of a literal whose words are all known, as the emitter would choose them."""
     name, plan = choose(Profile(stream, summary.counts, summary.largest))
-    return plan.n_bytes * BYTE_Q8 + BYTE_Q8 * (1 + _varint_bytes(plan.n_bytes)), name
+    return literal_q8(plan.n_bytes * BYTE_Q8), name
 
 
 def lz_trial(words: Words, stream: Stream) -> int | None:
-    """Return the LZ payload of `stream` in 1/256 bit, or None where a first block of its sample says it is not worth it."""
+    """Return the LZ payload of `stream` in 1/256 bit; None where a first block says that it is not worth it."""
     return None
 
 
 def _varint_bytes(value: int) -> int:
     return max(1, -(-value.bit_length() // 7))
-
-
-assert NARROW_BITS == 16

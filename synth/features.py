@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from operators.base import Stream
 from operators.kernels.costing import cut_sums, entropy_sums, tally, tally_wide
 from operators.words import Words, mask_of
-from synth.logs import LOGS, SMOOTH_LOGS, times_log
+from synth.logs import LOGS, SMOOTH_LOGS, log_q20
 
 NARROW_BITS = 16
 """Words up to this width are counted in a table of all words; literals of wider ones are not entropy-coded."""
@@ -22,7 +22,7 @@ FLAT = 4
 """Bucket of an entropy that is the width but for noise."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Summary:
     """Counts over the words of a sample.
 
@@ -40,8 +40,8 @@ class Summary:
     varying : int
         Or of all differences to the first word.
     largest : int
-    runs : int
-        Runs of adjacent live words; 0 for wide words.
+    table_bits : tuple of int
+        Of a table of the live words: gaps, code lengths, frequencies.
     counts : int64 array or None
         How often each word occurs, where words are narrow.
     """
@@ -55,7 +55,7 @@ class Summary:
     equal: int
     varying: int
     largest: int
-    runs: int
+    table_bits: tuple[int, int, int]
     counts: NDArray[np.int64] | None
 
     @property
@@ -74,26 +74,37 @@ def summarise(words: Words, shift: int, width_bits: int) -> Summary:
         0 where the field is wider than `NARROW_BITS`: such a field is counted after it has been cut out.
     width_bits : int
     """
-    sums = np.empty(7, np.int64)
+    sums = np.empty(9, np.int64)
+    log_total = log_q20(words.size)
     if width_bits <= NARROW_BITS:
         counts = np.zeros(1 << width_bits, np.int64)
         pair = np.empty(2, np.int64)
         tally(words, shift, mask_of(width_bits), counts, pair)
         equal, varying = pair.tolist()
-        entropy_sums(counts, LOGS, SMOOTH_LOGS, sums)
-        live, once, twice, plain, smooth, largest, runs = sums.tolist()
+        entropy_sums(counts, log_total, LOGS, SMOOTH_LOGS, sums)
+        live, once, twice, plain, smooth, largest, *table_bits = sums.tolist()
     else:
         assert shift == 0
         _, hits, four = _count_wide(words)
         equal, varying, _, largest = four
-        entropy_sums(hits, LOGS, SMOOTH_LOGS, sums)
+        entropy_sums(hits, log_total, LOGS, SMOOTH_LOGS, sums)
         live, once, twice, plain, smooth = sums.tolist()[:5]
-        counts, runs = None, 0
-    whole = times_log(words.size)
+        counts, table_bits = None, [0, 0, 0]
+    whole = words.size * log_total
+    gaps, lengths, frequencies = table_bits
     return Summary(
-        words.size, live, once, twice, max(0, whole - plain), max(0, whole - smooth), equal, varying, largest, runs,
+        words.size,
+        live,
+        once,
+        twice,
+        max(0, whole - plain),
+        max(0, whole - smooth),
+        equal,
+        varying,
+        largest,
+        (gaps, lengths, frequencies),
         counts,
-    )  # fmt: skip
+    )
 
 
 def cut_entropies(words: Words, width_bits: int) -> list[tuple[int, int]]:
@@ -105,7 +116,7 @@ def cut_entropies(words: Words, width_bits: int) -> list[tuple[int, int]]:
     scratch = np.zeros((2, 1 << NARROW_BITS), np.int64)
     sums = np.zeros((width_bits, 2), np.int64)
     cut_sums(symbols, hits, width_bits, LOGS, scratch[0], scratch[1], sums)
-    whole = times_log(words.size)
+    whole = words.size * log_q20(words.size)
     return [(-1 if low < 0 else whole - low, -1 if high < 0 else whole - high) for low, high in sums[1:].tolist()]
 
 

@@ -1,6 +1,6 @@
 """Logarithms as integers, computed with integers: the same on every machine.
 
-Units are ``2**-20`` bit (`LOGS`, `SMOOTH_LOGS`, `times_log`) or ``2**-10`` bit (`bits_q10`).
+Units are ``2**-20`` bit (`LOGS`, `SMOOTH_LOGS`, `log_q20`) or ``2**-10`` bit (`bits_q10`).
 """
 
 from __future__ import annotations
@@ -57,17 +57,12 @@ SMOOTH_LOGS = _smooth_table(LOG_TABLE_SIZE)
 """What stands for log2(x) in Grassberger's estimator."""
 
 
-def times_log(x: int) -> int:
-    """Return ``x * log2(x)`` in units of 2**-20 bit."""
+def log_q20(x: int) -> int:
+    """Return log2(x) in units of 2**-20 bit; 0 for 0."""
     up = max(0, x.bit_length() - 16)
-    return x * (int(LOGS[x >> up]) + (up << LOG_SCALE_BITS))
+    return int(LOGS[x >> up]) + (up << LOG_SCALE_BITS)
 
 
 def bits_q10(numerator: int, denominator: int) -> int:
     """Return ``-log2(numerator / denominator)`` in units of 2**-10 bit, for 0 < numerator <= denominator."""
-    return max(0, _log_q10(denominator) - _log_q10(numerator))
-
-
-def _log_q10(x: int) -> int:
-    up = max(0, x.bit_length() - 16)
-    return (int(LOGS[x >> up]) + (up << LOG_SCALE_BITS)) >> 10
+    return max(0, log_q20(denominator) - log_q20(numerator)) >> 10

@@ -109,37 +109,37 @@ def tally_wide(words: Any, slots: Any, hits: Any, summary: Any) -> int:
 
 
 @kernel("sums")
-def entropy_sums(counts: Any, logs: Any, smooth_logs: Any, sums: Any) -> None:
+def entropy_sums(counts: Any, log_total: int, logs: Any, smooth_logs: Any, sums: Any) -> None:
     """Sum up what the cost of an order-0 code needs.
 
     Parameters
     ----------
     counts : int64 array
         Zeros are skipped.
+    log_total : int
+        Logarithm of their sum.
     logs, smooth_logs : int64 arrays, shape (LOG_TABLE_SIZE,)
         log2(x), and Grassberger's substitute for it.
-    sums : int64 array, shape (7,)
+    sums : int64 array, shape (9,)
         Set to: live symbols, symbols seen once, symbols seen twice, sum of ``x * log2(x)``, the same with
-        `smooth_logs`, the largest live symbol, runs of live symbols.
+        `smooth_logs`, the largest live symbol; and of a table in the form of `operators.kernels.alphabet`,
+        the bits of its gaps, of its levels as differences, and of its values.
     """
     live = 0
     once = 0
     twice = 0
     plain = 0
     smooth = 0
-    largest = 0
-    runs = 0
-    inside = False
+    previous = -1
+    gap_bits = 0
+    level_bits = 0
+    value_bits = 0
+    level = 0
     for symbol in range(counts.size):
         x = counts[symbol]
         if x == 0:
-            inside = False
             continue
-        if not inside:
-            runs += 1
-            inside = True
         live += 1
-        largest = symbol
         if x == 1:
             once += 1
         elif x == 2:
@@ -149,15 +149,39 @@ def entropy_sums(counts: Any, logs: Any, smooth_logs: Any, sums: Any) -> None:
         while y > 65536:
             y >>= 1
             up += 1
-        plain += x * (logs[y] + (up << 20))
+        log = logs[y] + (up << 20)
+        plain += x * log
         smooth += x * (smooth_logs[y] + (up << 20))
+        gap = symbol - previous
+        previous = symbol
+        gap_bits -= 1
+        while gap:
+            gap_bits += 2
+            gap >>= 1
+        length = (log_total - log + (1 << 19)) >> 20
+        if length < 1:
+            length = 1
+        if length > 15:
+            length = 15
+        if length < 12:
+            value_bits += 12 - length
+        step = length - level
+        level = length
+        step = 2 * step if step >= 0 else -1 - 2 * step
+        step += 1
+        level_bits -= 1
+        while step:
+            level_bits += 2
+            step >>= 1
     sums[0] = live
     sums[1] = once
     sums[2] = twice
     sums[3] = plain
     sums[4] = smooth
-    sums[5] = largest
-    sums[6] = runs
+    sums[5] = previous if previous > 0 else 0
+    sums[6] = gap_bits
+    sums[7] = level_bits
+    sums[8] = value_bits
 
 
 @kernel("merged")
