@@ -6,7 +6,11 @@ import os
 import subprocess
 import sys
 
-from tests.fuzz import ROOT
+import pytest
+
+from operators.literals.raw import Raw
+from tests import fuzz
+from tests.processes import ROOT
 
 SECONDS = 20
 
