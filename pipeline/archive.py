@@ -135,8 +135,14 @@ def run_id(checkpoint: str, inventory: Iterable[ObjectInfo], recipe: str, base: 
 # -- the archive itself -------------------------------------------------------------------------
 
 
-def create_archive(store: Store) -> None:
+def create_archive(store: Store, *, single_writer: bool = False) -> None:
     """Make the store an archive unless it is one.
+
+    Parameters
+    ----------
+    store : Store
+    single_writer : bool
+        The caller promises to be the only writer; the store need not refuse a second one.
 
     Raises
     ------
@@ -148,7 +154,7 @@ def create_archive(store: Store) -> None:
     try:
         open_archive(store)
     except ArchiveNotFoundError:
-        if not store.supports_create_only():
+        if not single_writer and not store.supports_create_only():
             raise UsageError(
                 "a store with create-only writes", "one that overwrites", store.url, "use --single-writer or another"
             ) from None
@@ -354,11 +360,21 @@ def is_unchanged(base: Base, inventory: Iterable[ObjectInfo], recipe: str) -> bo
     )
 
 
-def adopt_plan(store: Store, run: str, plan: Plan) -> Plan:
-    """Store the plan of a run, or return the one that another driver of it has stored."""
+def adopt_plan(store: Store, run: str, plan: Plan, inventory: Sequence[ObjectInfo]) -> Plan:
+    """Store the plan of a run, or return the one that another driver of it has stored.
+
+    Parameters
+    ----------
+    store : Store
+    run : str
+    plan : Plan
+        Ours. An object that it lacks because it could not be read is a failure of this driver alone.
+    inventory : sequence of ObjectInfo
+        All objects of the run.
+    """
     data = to_parquet(plan.rows())
     stored = _create(store, plan_key(run), data, ROWS_BYTES_MAX)
-    return plan if stored == data else adopt(plan.files, from_parquet(stored, plan_key(run)))
+    return plan if stored == data else adopt(inventory, from_parquet(stored, plan_key(run)))
 
 
 def adopt_prior(store: Store, run: str, prior: bytes) -> bytes:

@@ -86,12 +86,15 @@ class Plan:
     tasks : tuple of Task
     warnings : tuple of Finding
         Faults of formats, in the order of keys.
+    failures : tuple of Finding
+        Objects of the inventory that an adopted plan leaves out, because its driver could not read them.
     """
 
     files: tuple[ObjectInfo, ...]
     layouts: tuple[Layout, ...]
     tasks: tuple[Task, ...]
     warnings: tuple[Finding, ...]
+    failures: tuple[Finding, ...] = ()
 
     @property
     def n_bytes(self) -> int:
@@ -172,17 +175,24 @@ def make_plan(files: Sequence[ObjectInfo], layouts: Sequence[Layout], task_bytes
     )
 
 
-def adopt(files: Sequence[ObjectInfo], rows: Iterable[Row]) -> Plan:
+def adopt(inventory: Sequence[ObjectInfo], rows: Iterable[Row]) -> Plan:
     """Return the plan whose rows another driver of the same run has stored.
+
+    Parameters
+    ----------
+    inventory : sequence of ObjectInfo
+        All objects of the run; those that the rows leave out are `Plan.failures`.
+    rows : iterable of Row
+        In the order of tasks.
 
     Raises
     ------
     ChangedError
         The rows name a file that is not in the inventory, or do not fit its size.
     """
-    infos = {info.key: info for info in files}
+    infos = {info.key: info for info in inventory}
     # An empty file has no rows, and nothing to read for its layout.
-    layouts = {info.key: layout_of(lambda *_: b"", info.key, 0) for info in files}
+    layouts = {info.key: layout_of(lambda *_: b"", info.key, 0) for info in inventory if info.n_bytes == 0}
     parts: dict[int, list[Part]] = {}
     for (ordinal, key), group in groupby(rows, lambda row: (row.task, row.file)):
         found = list(group)
@@ -192,11 +202,17 @@ def adopt(files: Sequence[ObjectInfo], rows: Iterable[Row]) -> Plan:
         part = Part(info, found[0].format, found[0].reason, tuple(row.segment for row in found))
         parts.setdefault(ordinal, []).append(part)
         layouts[key] = Layout(part.format, part.reason, "", ())
+    planned = [info for info in inventory if info.key in layouts]
     return Plan(
-        tuple(files),
-        tuple(layouts.values()),
+        tuple(planned),
+        tuple(layouts[info.key] for info in planned),
         tuple(Task(ordinal, tuple(parts[ordinal])) for ordinal in sorted(parts)),
-        tuple(Finding(key, layout.reason) for key, layout in layouts.items() if layout.reason is not None),
+        tuple(Finding(info.key, reason) for info in planned if (reason := layouts[info.key].reason) is not None),
+        tuple(
+            Finding(info.key, "not_planned", "an earlier attempt of this run could not read it")
+            for info in inventory
+            if info.key not in layouts
+        ),
     )
 
 
