@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from blake3 import blake3
+from numpy.typing import NDArray
 
 from operators.base import BLOCK_WORDS, Plan, Source, Stream, Writer
 from operators.check import check
@@ -19,7 +20,7 @@ from operators.literals.profile import Profiler, choose
 from operators.program import Literal, Node
 from operators.record import Record, put_record, take_record
 from operators.registry import ENCODINGS_BY_NAME
-from operators.words import Bytes, Words
+from operators.words import Bytes, Words, container
 
 Books = Mapping[bytes, object]
 """Codebooks by id. No encoding of this version uses one."""
@@ -114,7 +115,7 @@ def execute(
     *,
     n_bytes: int | None = None,
     digest: bytes | None = None,
-    out: Words | None = None,
+    out: NDArray[np.uint8] | None = None,
 ) -> Words:
     """Restore the words of a record.
 
@@ -128,13 +129,14 @@ def execute(
         What the manifest promises; anything else is refused before allocation.
     digest : bytes, optional
         BLAKE3 of the decoded bytes that the manifest promises, beside that of the record's header.
-    out : Words, optional
-        Caller's buffer of the record's type. By default a new array.
+    out : uint8 array, shape (n_bytes,), optional
+        Caller's buffer, aligned for words of 64 bits, exactly as long as the decoded bytes. By default a
+        new array.
 
     Returns
     -------
     Words
-        `out`, or the new array.
+        A view of `out`, or the new array.
 
     Raises
     ------
@@ -153,9 +155,9 @@ def execute(
     if digest is not None and digest != parsed.digest:
         raise DigestError(digest.hex(), parsed.digest.hex(), "record header", "restore this segment from another copy")
     root = open_source(parsed)
-    words = stream.empty() if out is None else out
-    if words.size != stream.n_words or words.dtype.itemsize * 8 != stream.width_bits:
-        raise FormatError(f"a buffer of {stream}", f"{words.dtype}[{words.size}]")
+    if out is not None and out.size != stream.n_bytes:
+        raise FormatError(f"a record of {out.size} decoded bytes", str(stream.n_bytes))
+    words = stream.empty() if out is None else out.view(container(stream.width_bits))
     hasher = blake3()
     for start in range(0, words.size, READ_WORDS):
         block = words[start : start + READ_WORDS]

@@ -9,34 +9,23 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Self
 
 from blake3 import blake3
 
+from operators.errors import FormatError
 from operators.record import pack_footer, pack_header
 from operators.words import Bytes
+from pipeline.rows import Row
 from pipeline.store import ObjectInfo, SourceStore
 
 WINDOW_BYTES = 32 << 20
 """Stored bytes that are read ahead at once; a larger record is read alone."""
 GAP_BYTES = 1 << 20
 """Records this close together in a pack are read in one go."""
-
-
-class Stored(Protocol):
-    """Where a record lies: what both a manifest row and a receipt row say."""
-
-    @property
-    def pack(self) -> str: ...
-    @property
-    def pack_offset(self) -> int: ...
-    @property
-    def stored_bytes(self) -> int: ...
-
-
-StoredT = TypeVar("StoredT", bound=Stored)
 
 
 class PackSpool:
@@ -62,13 +51,13 @@ class PackSpool:
         self._append(record)
         return offset
 
-    def finish(self, index: bytes) -> str:
-        """Append the index and the footer; return the digest of the pack in hexadecimal."""
+    def finish(self, index: bytes) -> bytes:
+        """Append the index and the footer; return the digest of the pack."""
         offset = self.n_bytes
         self._append(index)
         self._append(pack_footer(offset, len(index)))
         self._file.close()
-        return self._hasher.hexdigest()
+        return self._hasher.digest()
 
     def _append(self, data: Bytes) -> None:
         self._file.write(data)
@@ -85,15 +74,15 @@ class PackSpool:
         self.path.unlink(missing_ok=True)
 
 
-def read_records(store: SourceStore, rows: Sequence[StoredT]) -> Iterator[tuple[StoredT, memoryview]]:
+def read_records(store: SourceStore, rows: Sequence[Row]) -> Iterator[tuple[Row, memoryview]]:
     """Yield each row with its record, reading neighbours of one pack together.
 
     Parameters
     ----------
     store : SourceStore
         The archive.
-    rows : sequence
-        In any order; they are yielded in it, so rows that lie in pack order are read best.
+    rows : sequence of Row
+        Of a manifest or receipt, in any order; they are yielded in it. Rows in pack order are read best.
 
     Raises
     ------
@@ -102,24 +91,40 @@ def read_records(store: SourceStore, rows: Sequence[StoredT]) -> Iterator[tuple[
     """
     first = 0
     while first < len(rows):
-        window = [rows[first]]
-        while first + len(window) < len(rows) and _joins(window, rows[first + len(window)]):
-            window.append(rows[first + len(window)])
-        pack = ObjectInfo(pack_key(window[0].pack), -1, "", None)
-        ranges = [(row.pack_offset, row.pack_offset + row.stored_bytes) for row in window]
-        yield from zip(window, store.get_ranges(pack, ranges), strict=True)
+        place = Place.of(rows[first])
+        window = [place]
+        while first + len(window) < len(rows) and window[-1].joins(Place.of(rows[first + len(window)]), place.offset):
+            window.append(Place.of(rows[first + len(window)]))
+        pack = ObjectInfo(pack_key(place.pack), place.pack_bytes, "")
+        records = store.get_ranges(pack, [(place.offset, place.end) for place in window])
+        yield from zip(rows[first : first + len(window)], records, strict=True)
         first += len(window)
 
 
-def _joins(window: Sequence[Stored], row: Stored) -> bool:
-    """Whether `row` is worth reading in one go with `window`."""
-    last = window[-1]
-    gap = row.pack_offset - last.pack_offset - last.stored_bytes
-    n_bytes = row.pack_offset + row.stored_bytes - window[0].pack_offset
-    repeated = row.pack_offset == last.pack_offset
-    return row.pack == last.pack and (repeated or 0 <= gap <= GAP_BYTES) and n_bytes <= WINDOW_BYTES
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the record of a row lies."""
+
+    pack: bytes
+    pack_bytes: int
+    offset: int
+    end: int
+
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """Return the place of a row that has one. Raises FormatError for a row of a plan."""
+        if row.pack is None or row.pack_bytes is None or row.pack_offset is None or row.stored_bytes is None:
+            raise FormatError("a row with a pack", "none", row.where)
+        return cls(row.pack, row.pack_bytes, row.pack_offset, row.pack_offset + row.stored_bytes)
+
+    def joins(self, after: Place, window_start: int) -> bool:
+        """Whether `after` is worth reading in one go with a window that ends here."""
+        repeated = (self.offset, self.end) == (after.offset, after.end)
+        near = repeated or 0 <= after.offset - self.end <= GAP_BYTES
+        return after.pack == self.pack and near and after.end - window_start <= WINDOW_BYTES
 
 
-def pack_key(pack: str) -> str:
+def pack_key(pack: bytes) -> str:
     """Return the key of the pack with this digest."""
-    return f"packs/{pack[:2]}/{pack}"
+    name = pack.hex()
+    return f"packs/{name[:2]}/{name}"

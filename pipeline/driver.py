@@ -1,0 +1,257 @@
+"""The driver of ``archive``: inventory, plan, calibration, tasks, commit.
+
+It holds rows, never tensor bytes beyond the calibration's sample; workers read and write the stores.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+
+import zstandard
+from blake3 import blake3
+
+from configs.recipe import Config, recipe_digest
+from operators.errors import ArchiveError, ChangedError, NotFoundError, NothingMatchedError, StoreError
+from operators.record import WRITER_REVISION
+from pipeline.archive import (
+    Draft,
+    adopt_plan,
+    adopt_prior,
+    commit,
+    create_archive,
+    find_base,
+    find_receipts,
+    is_unchanged,
+)
+from pipeline.calibration import learn_prior
+from pipeline.executors import Executor
+from pipeline.lint import lint
+from pipeline.plan import Finding, Plan, make_plan, select
+from pipeline.progress import Progress
+from pipeline.rows import Row
+from pipeline.segments import Layout, layout_of
+from pipeline.snapshots import Snapshot
+from pipeline.store import ObjectInfo, SourceStore, Store, open_source, open_store
+from pipeline.summary import Failed, Summary
+from pipeline.tasks import ArchiveJob
+from synth.prior import Prior
+
+LAYOUT_REQUESTS = 16
+"""Headers read at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a user asks of ``archive``.
+
+    Attributes
+    ----------
+    source_url, archive_url : str
+    checkpoint : str
+        Its name in the archive.
+    include, exclude : tuple of str
+    prior : bytes or None
+        A prior that replaces the learning.
+    strict_format, single_writer : bool
+    """
+
+    source_url: str
+    archive_url: str
+    checkpoint: str
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    prior: bytes | None = None
+    strict_format: bool = False
+    single_writer: bool = False
+
+
+class ArchiveRun:
+    """One ``archive`` command.
+
+    Parameters
+    ----------
+    order : Order
+    config : Config
+    """
+
+    def __init__(self, order: Order, config: Config) -> None:
+        self.order = order
+        self.config = config
+        self.source: SourceStore = open_source(order.source_url, config.run.storage_options)
+        self.archive: Store = open_store(order.archive_url, config.run.storage_options)
+        self.base_prior = self._base_prior()
+
+    def _base_prior(self) -> Prior:
+        if self.order.prior is not None:
+            return Prior.load(self.order.prior)
+        return Prior.uniform() if self.config.recipe.synth.prior == "uniform" else Prior.shipped()
+
+    def inventory(self) -> list[ObjectInfo]:
+        """List the source, filtered, without the archive itself where it lies inside.
+
+        Raises
+        ------
+        NothingMatchedError
+            Nothing is left.
+        """
+        inside = _inside(self.order.source_url, self.order.archive_url)
+        listed = [info for info in self.source.list() if inside is None or not info.key.startswith(inside)]
+        files = select(listed, self.order.include, self.order.exclude)
+        if not files:
+            found = f"none of {len(listed)}" if listed else "an empty source"
+            raise NothingMatchedError("at least one object", found, self.order.source_url, "check SRC and the filters")
+        return files
+
+    def plan(self, files: Sequence[ObjectInfo]) -> tuple[Plan, list[Failed]]:
+        """Cut every file; those that cannot be read are failures and left out."""
+        layouts: list[tuple[ObjectInfo, Layout]] = []
+        failures: list[Failed] = []
+        with ThreadPoolExecutor(LAYOUT_REQUESTS) as pool:
+            for info, outcome in zip(files, pool.map(self._layout, files), strict=True):
+                if isinstance(outcome, Layout):
+                    layouts.append((info, outcome))
+                else:
+                    failures.append(Failed.of(info.key, outcome))
+        kept = [info for info, _ in layouts]
+        plan = make_plan(kept, [layout for _, layout in layouts], self.config.recipe.task_bytes)
+        return plan, failures
+
+    def _layout(self, info: ObjectInfo) -> Layout | ArchiveError:
+        try:
+            return layout_of(lambda offset, n_bytes: self._read(info, offset, n_bytes), info.key, info.n_bytes)
+        except ArchiveError as error:
+            return error
+
+    def run(self, executor: Executor, progress: Progress) -> Summary:
+        """Archive, or find that there is nothing to do.
+
+        Raises
+        ------
+        ArchiveError
+            The run failed as a whole; what was stored stays for the next attempt.
+        """
+        started = time.monotonic()
+        summary = Summary("archive")
+        files = self.inventory()
+        create_archive(self.archive, single_writer=self.order.single_writer)
+        recipe = recipe_digest(
+            self.config.recipe, blake3(self.base_prior.dump()).hexdigest(), WRITER_REVISION, zstandard.__version__
+        )
+        base = find_base(self.archive, self.order.checkpoint)
+        if base.snapshot is not None and is_unchanged(base, files, recipe):
+            summary.unchanged = True
+            return self._finished(summary, base.snapshot, started)
+        plan, failed = self.plan(files)
+        draft = Draft(self.order.checkpoint, base.seq, recipe, tuple(files), (), package_version())
+        if not failed:  # a plan that lacks files must not bind the attempt that can read them
+            plan = adopt_plan(self.archive, draft.run, plan)
+        summary.warnings = [*plan.warnings, *lint(plan.files, self._read)]
+        if base.fault is not None:
+            summary.warnings.append(Finding(f"{self.order.checkpoint}/{base.seq}", base.fault.kind, str(base.fault)))
+        done = find_receipts(self.archive, draft.run, plan.tasks)
+        summary.resumed_tasks = len(done)
+        rows = [row for task_rows in done.values() for row in task_rows]
+        job = self._job(draft.run, plan)
+        progress.add(sum(task.n_bytes for task in plan.tasks if task.ordinal in done))
+        pending = [task for task in plan.tasks if task.ordinal not in done]
+        for outcome in executor.run(job, pending):
+            task, receipt = outcome.item, outcome.result
+            progress.add(task.n_bytes)
+            if receipt is None:
+                assert outcome.error is not None
+                failed += [Failed.of(part.info.key, outcome.error) for part in task.parts]
+                continue
+            rows += receipt.rows
+            failed += [Failed.of(key, error) for key, error in receipt.failures]
+            summary.verified += len(receipt.rows)
+            summary.warnings += [Finding(where, "decode_mismatch", "stored as plain bytes") for where in receipt.alarms]
+        failed += self._changed(files)
+        summary.failures = list({failure.key: failure for failure in failed}.values())
+        findings = tuple(
+            Finding(failure.key, failure.reason, failure.message)
+            for failure in sorted(summary.failures, key=lambda failure: failure.key)
+        )
+        draft = replace(draft, failures=findings)
+        if not draft.files:
+            first = summary.failures[0]
+            raise StoreError("at least one file that can be archived", first.message, first.key, first.next_step)
+        snapshot = commit(self.archive, draft, rows, self.source.list, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+        summary.deduplicated_bytes = _deduplicated_bytes(rows)
+        if self.order.strict_format:
+            summary.failures += [
+                Failed(found.key, found.reason, found.detail or found.reason, "leave out --strict-format to accept it")
+                for found in plan.warnings
+            ]
+        return self._finished(summary, snapshot, started)
+
+    def _job(self, run: str, plan: Plan) -> ArchiveJob:
+        options = self.config.recipe.synth
+        prior = self.base_prior
+        if options.prior == "learned" and self.order.prior is None:
+            prior = learn_prior(self.source, plan, options, prior)
+        return ArchiveJob(
+            self.order.source_url,
+            self.order.archive_url,
+            dict(self.config.run.storage_options),
+            run,
+            options,
+            adopt_prior(self.archive, run, prior.dump()),
+            self.config.run.scratch_dir,
+        )
+
+    def _changed(self, files: Sequence[ObjectInfo]) -> list[Failed]:
+        """Name the files that are no longer what was planned, so that the others can be committed."""
+        now = {info.key: info for info in self.source.list()}
+        failed = []
+        for info in files:
+            if info.key not in now:
+                error: ArchiveError = NotFoundError("the planned object", "none", info.key, "it went away; run again")
+                failed.append(Failed.of(info.key, error))
+            elif now[info.key] != info:
+                error = ChangedError("the planned generation", "another one", info.key, "run again when it is at rest")
+                failed.append(Failed.of(info.key, error))
+        return failed
+
+    def _read(self, info: ObjectInfo, offset_bytes: int, n_bytes: int) -> bytes:
+        return bytes(self.source.get_ranges(info, [(offset_bytes, offset_bytes + n_bytes)])[0])
+
+    def _finished(self, summary: Summary, snapshot: Snapshot, started: float) -> Summary:
+        totals = snapshot.totals
+        summary.source_bytes = totals.source_bytes
+        summary.stored_bytes = totals.stored_bytes + snapshot.manifest_bytes + len(snapshot.to_json())
+        summary.files, summary.tensors, summary.segments = totals.files, totals.tensors, totals.segments
+        summary.snapshot, summary.run = snapshot.name, snapshot.run
+        summary.content = snapshot.content
+        summary.seconds = time.monotonic() - started
+        return summary
+
+
+def package_version() -> str:
+    """Return the version of the package, also where it runs from a checkout."""
+    try:
+        return version("brevis")
+    except PackageNotFoundError:
+        return "0+checkout"
+
+
+def _inside(source_url: str, archive_url: str) -> str | None:
+    """Return the prefix of the archive below the source, or None where it lies elsewhere."""
+    source, archive = source_url.rstrip("/") + "/", archive_url.rstrip("/") + "/"
+    return archive.removeprefix(source) if archive.startswith(source) and archive != source else None
+
+
+def _deduplicated_bytes(rows: Sequence[Row]) -> int:
+    """Return the source bytes of segments that share another one's record."""
+    seen: set[tuple[bytes | None, int | None]] = set()
+    n_bytes = 0
+    for row in rows:
+        place = (row.pack, row.pack_offset)
+        n_bytes += row.n_bytes if place in seen else 0
+        seen.add(place)
+    return n_bytes

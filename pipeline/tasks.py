@@ -1,0 +1,272 @@
+"""One task, from source bytes to a stored pack: read, hash, synthesise, encode, decode, compare, put.
+
+Everything a worker does is here, as plain functions over frozen dataclasses. A task may run any number of
+times, anywhere: its pack is named by its bytes, its receipt is create-only, and whoever comes second adopts
+what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from operators.errors import ArchiveError, DamageError, InternalError, StoreError
+from operators.limits import SEGMENT_BYTES
+from operators.program import Literal, Node
+from operators.run import Encoded, digest_of, encode, execute
+from operators.words import Bytes, Words, dtype_of, words_of
+from pipeline.archive import adopt_receipt, find_receipt
+from pipeline.executors import may_retry
+from pipeline.packs import PackSpool, pack_key
+from pipeline.plan import Part, Task
+from pipeline.rows import Row, to_parquet
+from pipeline.segments import Segment
+from pipeline.store import SourceStore, Store, open_source, open_store
+from synth.options import SearchOptions
+from synth.prior import Prior
+from synth.synthesis import Synthesis, synthesise
+
+READ_BYTES = 32 << 20
+"""Small segments of one file are read together up to this many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveJob:
+    """What a worker needs before its first task.
+
+    Attributes
+    ----------
+    source_url, archive_url : str
+    storage_options : mapping of str to str
+        For both stores.
+    run : str
+        Id of the run, under which receipts are stored.
+    options : SearchOptions
+    prior : bytes
+        The prior of the run, as stored with it.
+    scratch_dir : str
+        Where packs grow; empty takes the temporary directory of the system.
+    """
+
+    source_url: str
+    archive_url: str
+    storage_options: Mapping[str, str]
+    run: str
+    options: SearchOptions
+    prior: bytes
+    scratch_dir: str
+
+    def open(self) -> TaskWorker:
+        """Open the stores and load the prior."""
+        return TaskWorker(
+            open_source(self.source_url, self.storage_options),
+            open_store(self.archive_url, self.storage_options),
+            self.run,
+            Encoder(self.options, Prior.load(self.prior)),
+            self.scratch_dir,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What came of a task.
+
+    Attributes
+    ----------
+    rows : list of Row
+        One per segment, in order, with the columns of the record.
+    resumed : bool
+        An earlier attempt had stored it.
+    alarms : tuple of str
+        Segments whose record did not decode to them; they are stored as plain bytes.
+    failures : tuple of (str, ArchiveError)
+        Files that could not be read, with why; the task has no receipt then, so that a rerun tries again.
+    """
+
+    rows: list[Row]
+    resumed: bool
+    alarms: tuple[str, ...] = ()
+    failures: tuple[tuple[str, ArchiveError], ...] = ()
+
+
+class Encoder:
+    """Turns the segments of a task into records, each decoded and compared before it is handed out.
+
+    Parameters
+    ----------
+    options : SearchOptions
+    prior : Prior
+    """
+
+    def __init__(self, options: SearchOptions, prior: Prior) -> None:
+        self._options = options
+        self._prior = prior
+        self._tensor: tuple[str, str | None] | None = None
+        self._found: Synthesis | None = None
+        self._decoded = np.empty(0, np.uint8)
+        self.alarms: list[str] = []
+
+    def start(self) -> None:
+        """Forget the tensor of the last task: a task must not depend on those before it."""
+        self._tensor = self._found = None
+        self.alarms = []
+
+    def record(self, row: Row, data: memoryview) -> tuple[Encoded, int]:
+        """Return a verified record of `data` and the expansions that were spent on it.
+
+        Parameters
+        ----------
+        row : Row
+            Of the segment, with its digest.
+        data : memoryview
+            Its bytes; not written, not kept.
+        """
+        assert row.digest is not None
+        words = segment_words(row.segment, data)
+        program, expansions = self._program_for(row, words)
+        encoded = encode(program, words, row.digest)
+        if encoded is None or encoded.body_bytes >= len(data):
+            encoded = _literal(words, row.digest)
+        if not self._restores(encoded, len(data)):
+            self.alarms.append(row.where)
+            encoded = _literal(words_of(data, 8), row.digest, "raw")
+            if not self._restores(encoded, len(data)):
+                raise InternalError("a raw record that decodes to its bytes", "other bytes", row.where, "report it")
+        return encoded, expansions
+
+    def _program_for(self, row: Row, words: Words) -> tuple[Node, int]:
+        """Search once per tensor and task; the further segments of a tensor share its program."""
+        tensor = (row.file, row.tensor)
+        if row.tensor is not None and tensor == self._tensor and self._found is not None:
+            return self._found.program_for(words), 0
+        by_rows = row.n_rows > 1 and words.size % row.n_rows == 0
+        self._tensor = tensor
+        self._found = synthesise(
+            words,
+            dtype=row.dtype,
+            rows=row.n_rows if by_rows else 1,
+            columns=words.size // row.n_rows if by_rows else words.size,
+            options=self._options,
+            prior=self._prior,
+        )
+        return self._found.program, self._found.expansions
+
+    def _restores(self, encoded: Encoded, n_bytes: int) -> bool:
+        if self._decoded.size < n_bytes:
+            self._decoded = np.empty(min(SEGMENT_BYTES, max(n_bytes, 2 * self._decoded.size)), np.uint8)
+        try:
+            # The record carries the digest of the source bytes, so decoding compares with them.
+            execute(encoded.record, n_bytes=n_bytes, out=self._decoded[:n_bytes])
+        except DamageError:
+            return False
+        return True
+
+
+class TaskWorker:
+    """Runs tasks of one run against open stores.
+
+    Parameters
+    ----------
+    source : SourceStore
+    archive : Store
+    run : str
+    encoder : Encoder
+    scratch_dir : str
+    """
+
+    def __init__(self, source: SourceStore, archive: Store, run: str, encoder: Encoder, scratch_dir: str) -> None:
+        self._source = source
+        self._archive = archive
+        self._run = run
+        self._encoder = encoder
+        self._scratch_dir = scratch_dir
+
+    def __call__(self, task: Task) -> Receipt:
+        """Store `task` unless it is stored already.
+
+        Raises
+        ------
+        ChangedError, NotFoundError, DeniedError, StoreError
+            The source or the archive failed; nothing is left but perhaps a pack that nothing refers to.
+        """
+        stored = find_receipt(self._archive, self._run, task)
+        if stored is not None:
+            return Receipt(stored, True)
+        self._encoder.start()
+        failures: list[tuple[str, ArchiveError]] = []
+        with PackSpool(self._scratch_dir) as pack:
+            rows = self._store_segments(task, pack, failures)
+            digest = pack.finish(to_parquet(rows))
+            if rows:
+                self._archive.put(pack_key(digest), pack.path)
+        rows = [replace(row, pack=digest, pack_bytes=pack.n_bytes) for row in rows]
+        if not failures:
+            rows = adopt_receipt(self._archive, self._run, task, rows)
+        return Receipt(rows, False, tuple(self._encoder.alarms), tuple(failures))
+
+    def _store_segments(self, task: Task, pack: PackSpool, failures: list[tuple[str, ArchiveError]]) -> list[Row]:
+        """Append the record of each segment to `pack`; equal segments share the record of the first."""
+        rows: list[Row] = []
+        known: dict[bytes, Row] = {}
+        for part in task.parts:
+            read: list[Row] = []
+            try:
+                for row, data in zip(part.rows(task.ordinal), read_segments(self._source, part), strict=True):
+                    read.append(self._store(pack, replace(row, digest=digest_of(data)), data, known))
+            except StoreError as error:
+                if may_retry(error):
+                    raise
+                failures.append((part.info.key, error))
+                read = []
+            rows += read
+        return rows
+
+    def _store(self, pack: PackSpool, row: Row, data: memoryview, known: dict[bytes, Row]) -> Row:
+        """Return `row` with its record: that of an equal segment before it, or a new one in `pack`."""
+        assert row.digest is not None
+        first = known.get(row.digest)
+        if first is None:
+            encoded, expansions = self._encoder.record(row, data)
+            first = replace(
+                row,
+                program=str(encoded.program),
+                stored_bytes=len(encoded.record),
+                stored_digest=digest_of(encoded.record),
+                expansions=expansions,
+                pack_offset=pack.add(encoded.record),
+            )
+            known[row.digest] = first
+            return first
+        return replace(
+            row,
+            program=first.program,
+            stored_bytes=first.stored_bytes,
+            stored_digest=first.stored_digest,
+            expansions=0,
+            pack_offset=first.pack_offset,
+        )
+
+
+def read_segments(source: SourceStore, part: Part) -> Iterator[memoryview]:
+    """Yield the bytes of each segment of a part; small neighbours are read in one call."""
+    window: list[tuple[int, int]] = []
+    for segment in part.segments:
+        if window and segment.end_bytes - window[0][0] > READ_BYTES:
+            yield from source.get_ranges(part.info, window)
+            window = []
+        window.append((segment.offset_bytes, segment.end_bytes))
+    yield from source.get_ranges(part.info, window)
+
+
+def segment_words(segment: Segment, data: Bytes) -> Words:
+    """View the bytes of a segment as words of its dtype, or as bytes where they do not fit it."""
+    word_bits = dtype_of(segment.dtype).word_bits
+    return words_of(data, word_bits if len(data) * 8 % word_bits == 0 else 8)
+
+
+def _literal(words: Words, digest: bytes, encoding: str = "") -> Encoded:
+    encoded = encode(Node(Literal(encoding)), words, digest)
+    assert encoded is not None, "a literal takes any words"
+    return encoded
