@@ -13,13 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import zstandard
 
 from operators.base import Operator, Profile, Stream
 from operators.kernels.costing import huffman_bits
+from operators.literals.lz import LzTrial
 from operators.literals.profile import LZ_GAIN, RANS_GAIN, choose
 from operators.literals.rans import RUN_WORDS, lanes_of
 from operators.words import Words
 from synth.features import Summary
+from synth.logs import log_q20
 
 Q8 = 256
 """Costs are integers in units of ``1 / Q8`` bit."""
@@ -29,6 +32,10 @@ GUARD = 6
 HUFFMAN_FIXED_BITS = 80
 """Head of a table, sizes of streams, bits left over."""
 RANS_FIXED_BITS = 32
+PROBE_BYTES = 4 << 10
+"""Bytes on which LZ has to save one part in `PROBE_GAIN` to be looked at further."""
+PROBE_GAIN = 32
+LZ_SAMPLE_BYTES = 64 << 10
 RANS_LOSS = 2048
 """One part in so many is lost to frequencies that are multiples of a power of two."""
 
@@ -79,7 +86,8 @@ def literal_cost(summary: Summary, stream: Stream, lz_q8: int | None = None) -> 
     if n == 0 or n_sample == 0:
         return LiteralCost(literal_q8(0), encoding, 0)
     floor = min(best, summary.entropy_q20 * n // n_sample >> 12)
-    if summary.counts is not None and (n == n_sample or GUARD * summary.live <= n_sample):
+    countable = summary.counts is not None and (n == n_sample or GUARD * summary.live <= n_sample)
+    if countable and floor < best - best // 1024:
         huffman, rans = _coded_q8(summary, stream)
         if huffman < best:
             best, encoding = huffman, "huffman"
@@ -108,21 +116,59 @@ def _coded_q8(summary: Summary, stream: Stream) -> tuple[int, int]:
             # The sample flatters its own code by as much as it flatters its own entropy.
             huffman = huffman * entropy_q20 // summary.entropy_q20
     huffman += (table * live // seen + HUFFMAN_FIXED_BITS) * Q8
-    rans = entropy_q20 * n // n_sample >> 12
+    # Each word takes at least one of 2**14 frequencies, those too that the sample has missed.
+    missing_q24 = min((1 << 24) - 1, summary.rare_q24 + (live - seen << 10))
+    loss_q20 = log_q20(1 << 24) - log_q20((1 << 24) - missing_q24)
+    rans = entropy_q20 * n // n_sample + n * loss_q20 >> 12
     rans += rans // RANS_LOSS
     rans += ((table + frequencies) * live // seen + RANS_FIXED_BITS) * Q8
     return huffman, rans + lanes_of(n) * 32 * Q8 * (1 + n // RUN_WORDS)
 
 
-def exact_literal(summary: Summary, stream: Stream) -> tuple[int, str]:
-    """Return the cost and the encoding of a literal whose words are all known, as the emitter would choose them."""
-    name, plan = choose(Profile(stream, summary.counts, summary.largest))
+def exact_literal(summary: Summary, stream: Stream, words: Words | None) -> tuple[int, str]:
+    """Return the cost and the encoding of a literal, as the emitter would choose them.
+
+    Parameters
+    ----------
+    summary : Summary
+        Of the whole stream.
+    stream : Stream
+    words : Words or None
+        The whole stream, where LZ is to be tried.
+    """
+    lz = None
+    if words is not None:
+        trial = LzTrial(stream)
+        trial.add(words)
+        lz = trial.finish()
+    name, plan = choose(Profile(stream, summary.counts, summary.largest, lz))
     return literal_q8(plan.n_bytes * BYTE_Q8), name
 
 
-def lz_trial(words: Words, stream: Stream) -> int | None:
-    """Return the LZ payload of `stream` in 1/256 bit; None where a first block says that it is not worth it."""
-    return None
+class LzProbe:
+    """Estimates LZ literals; one per search, since compressors are costly to make and not to be shared."""
+
+    def __init__(self) -> None:
+        self._fast = zstandard.ZstdCompressor(level=1)
+        self._fair = zstandard.ZstdCompressor(level=3)
+
+    def payload_q8(self, words: Words, stream: Stream, literal_q8: int) -> int | None:
+        """Return the payload of `stream`, or None where a first part says that it is not worth it.
+
+        Parameters
+        ----------
+        words : Words
+            Neighbours in the stream, as many as are at hand.
+        stream : Stream
+        literal_q8 : int
+            What the stream costs without matches.
+        """
+        first = words[: PROBE_BYTES // words.itemsize]
+        taken = BYTE_Q8 * len(self._fast.compress(first.data)) * stream.n_words
+        if taken >= literal_q8 * first.size - literal_q8 * first.size // PROBE_GAIN:
+            return None
+        most = words[: LZ_SAMPLE_BYTES // words.itemsize]
+        return BYTE_Q8 * len(self._fair.compress(most.data)) * stream.n_words // most.size
 
 
 def _varint_bytes(value: int) -> int:

@@ -9,12 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.base import Stream
-from operators.kernels.costing import cut_sums, entropy_sums, tally, tally_wide
+from operators.kernels.costing import cut_sums, distinct_words, outline, tally
 from operators.words import Words, mask_of
 from synth.logs import LOGS, SMOOTH_LOGS, log_q20
 
 NARROW_BITS = 16
 """Words up to this width are counted in a table of all words; literals of wider ones are not entropy-coded."""
+
+MAX_DISTINCT = 4096
+"""Wide words are counted up to so many different ones."""
+MAX_CUT_WORDS = 4096
+"""Words on which cuts are ranked."""
 
 Features: TypeAlias = tuple[int, int, int, int, int, int]
 """Buckets of entropy, equality with the previous word, distinct words, trailing and leading dead bits, length."""
@@ -34,7 +39,7 @@ class Summary:
         Distinct words, and those that occur once and twice.
     entropy_q20, smooth_q20 : int
         Empirical entropy of all words of the sample together, and Grassberger's estimate of the true one.
-        Units of 2**-20 bit.
+        Units of 2**-20 bit; 0 for wide words.
     equal : int
         Words equal to the one before.
     varying : int
@@ -42,6 +47,8 @@ class Summary:
     largest : int
     table_bits : tuple of int
         Of a table of the live words: gaps, code lengths, frequencies.
+    rare_q24 : int
+        What words rarer than one in 2**14 would need to become that frequent, as part of all.
     counts : int64 array or None
         How often each word occurs, where words are narrow.
     """
@@ -56,6 +63,7 @@ class Summary:
     varying: int
     largest: int
     table_bits: tuple[int, int, int]
+    rare_q24: int
     counts: NDArray[np.int64] | None
 
     @property
@@ -74,57 +82,53 @@ def summarise(words: Words, shift: int, width_bits: int) -> Summary:
         0 where the field is wider than `NARROW_BITS`: such a field is counted after it has been cut out.
     width_bits : int
     """
-    sums = np.empty(9, np.int64)
-    log_total = log_q20(words.size)
+    n = words.size
+    log_total = log_q20(n)
     if width_bits <= NARROW_BITS:
         counts = np.zeros(1 << width_bits, np.int64)
-        pair = np.empty(2, np.int64)
-        tally(words, shift, mask_of(width_bits), counts, pair)
-        equal, varying = pair.tolist()
-        entropy_sums(counts, log_total, LOGS, SMOOTH_LOGS, sums)
-        live, once, twice, plain, smooth, largest, *table_bits = sums.tolist()
-    else:
-        assert shift == 0
-        _, hits, four = _count_wide(words)
-        equal, varying, _, largest = four
-        entropy_sums(hits, log_total, LOGS, SMOOTH_LOGS, sums)
-        live, once, twice, plain, smooth = sums.tolist()[:5]
-        counts, table_bits = None, [0, 0, 0]
-    whole = words.size * log_total
-    gaps, lengths, frequencies = table_bits
-    return Summary(
-        words.size,
-        live,
-        once,
-        twice,
-        max(0, whole - plain),
-        max(0, whole - smooth),
-        equal,
-        varying,
-        largest,
-        (gaps, lengths, frequencies),
-        counts,
-    )
+        sums = np.empty(12, np.int64)
+        tally(words, shift, mask_of(width_bits), counts, log_total, LOGS, SMOOTH_LOGS, sums)
+        live, once, twice, plain, smooth, largest, gaps, lengths, frequencies, rare, equal, varying = sums.tolist()
+        whole = n * log_total
+        plain, smooth = max(0, whole - plain), max(0, whole - smooth)
+        return Summary(
+            n, live, once, twice, plain, smooth, equal, varying, largest, (gaps, lengths, frequencies), rare, counts
+        )
+    assert shift == 0
+    three = np.empty(3, np.uint64)
+    outline(words, three)
+    equal, varying, largest = three.tolist()
+    counted = _distinct(words, MAX_DISTINCT)
+    # Too many to count: as if no word occurred twice.
+    live, once, twice = n, n, 0
+    if counted is not None:
+        hits = counted[1]
+        live, once, twice = hits.size, int((hits == 1).sum()), int((hits == 2).sum())
+    return Summary(n, live, once, twice, 0, 0, equal, varying, largest, (0, 0, 0), 0, None)
 
 
 def cut_entropies(words: Words, width_bits: int) -> list[tuple[int, int]]:
-    """Return, for each cut 1 to ``width_bits - 1``, the entropies of the low and the high half of all words.
+    """Return, for each cut 1 to ``width_bits - 1``, the entropies of the low and the high half of the words.
 
-    Units of 2**-20 bit; -1 for a half of more than `NARROW_BITS`.
+    Units of 2**-20 bit per `MAX_CUT_WORDS` or fewer words, spread over all; -1 for a half of more than
+    `NARROW_BITS`.
     """
-    symbols, hits, _ = _count_wide(words)
+    words = np.ascontiguousarray(words[:: -(-words.size // MAX_CUT_WORDS)])
+    counted = _distinct(words, words.size)
+    assert counted is not None
     scratch = np.zeros((2, 1 << NARROW_BITS), np.int64)
     sums = np.zeros((width_bits, 2), np.int64)
-    cut_sums(symbols, hits, width_bits, LOGS, scratch[0], scratch[1], sums)
+    cut_sums(*counted, width_bits, LOGS, scratch[0], scratch[1], sums)
     whole = words.size * log_q20(words.size)
     return [(-1 if low < 0 else whole - low, -1 if high < 0 else whole - high) for low, high in sums[1:].tolist()]
 
 
-def _count_wide(words: Words) -> tuple[NDArray[np.uint64], NDArray[np.int64], list[int]]:
-    size = 1 << (2 * words.size).bit_length()
-    slots, hits, four = np.empty(size, np.uint64), np.zeros(size, np.int64), np.empty(4, np.uint64)
-    n_distinct = tally_wide(words, slots, hits, four)
-    return slots[:n_distinct], hits[:n_distinct], four.tolist()
+def _distinct(words: Words, limit: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]] | None:
+    """Return the distinct words and how often each occurs, or None where there are more than `limit`."""
+    size = 1 << (2 * min(limit, words.size)).bit_length()
+    slots, hits = np.empty(size, np.uint64), np.zeros(size, np.int64)
+    n_distinct = int(distinct_words(words, limit, slots, hits))
+    return None if n_distinct < 0 else (slots[:n_distinct], hits[:n_distinct])
 
 
 def features(summary: Summary, stream: Stream) -> Features:

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from operators.kernels.costing import is_ramp
+from operators.kernels.costing import LOG_SCALE_BITS, is_ramp
 from operators.ops.gray import Gray
 from operators.ops.scan import ScanAdd, ScanXor
 from operators.ops.zigzag import Zigzag
-from synth.features import FLAT, cut_entropies
+from synth.features import FLAT, MAX_CUT_WORDS, cut_entropies
 from synth.hole import Hole
 from synth.steps import MAX_DICTIONARY, Constant, Delta, Ends, Lookup, Map, Narrow, Offset, Period, Split, Step
 
@@ -175,17 +175,19 @@ def _cut(rank: int) -> Maker:
 
     def step(hole: Hole) -> Step | None:
         width = hole.stream.width_bits
-        summary = hole.summary
-        flat = summary.n_words << 20
-        ranked = sorted(
-            (
-                (flat * cut if low < 0 else min(low, flat * cut))
-                + (flat * (width - cut) if high < 0 else min(high, flat * (width - cut))),
-                cut,
+        if hole.cut_order is None:
+            sampled = -(-hole.summary.n_words // -(-hole.summary.n_words // MAX_CUT_WORDS))
+            flat = sampled << LOG_SCALE_BITS
+            ranked = sorted(
+                (
+                    (flat * cut if low < 0 else min(low, flat * cut))
+                    + (flat * (width - cut) if high < 0 else min(high, flat * (width - cut))),
+                    cut,
+                )
+                for cut, (low, high) in enumerate(cut_entropies(hole.sample.words, width), 1)
             )
-            for cut, (low, high) in enumerate(cut_entropies(hole.sample.words, width), 1)
-        )
-        cut = ranked[rank][1]
+            hole.cut_order = [cut for _, cut in ranked]
+        cut = hole.cut_order[rank]
         return Split((cut, width - cut), f"cut.{cut}")
 
     return step
@@ -218,13 +220,14 @@ def _always(step: Step) -> Maker:
     return lambda _hole: step
 
 
+TAIL, HEAD = Ends(at_start=False), Ends(at_start=True)
 CONSTANT = Production("const", "const", lambda hole: hole.summary.live == 1, _always(Constant()), certain=True)
 PRODUCTIONS: tuple[Production, ...] = (
     CONSTANT,
     Production("ramp", "ramp", _ramp, _always(Delta(ScanAdd, by_row=False)), certain=True),
     Production("repeat", "repeat", _applies(Period()), _always(Period()), certain=True),
-    Production("tail", "ends", _applies(Ends(at_start=False), "tail"), _always(Ends(at_start=False)), certain=True),
-    Production("head", "ends", _applies(Ends(at_start=True), "tail", "head"), _always(Ends(at_start=True)), certain=True),
+    Production("tail", "ends", _applies(TAIL, "tail"), _always(TAIL), certain=True),
+    Production("head", "ends", _applies(HEAD, "tail", "head"), _always(HEAD), certain=True),
     *(
         Production(_float_name(top, low), "float", _float_offered(top, low), _float_split(top, low))
         for top, low in (

@@ -8,7 +8,7 @@ cost and best edge, an improvement is pushed up, and the program is read off the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,13 +16,15 @@ import numpy as np
 from operators.base import Stream
 from operators.kernels.fields import split_field
 from operators.words import Dtype, Words, container
-from synth.cost import LiteralCost, literal_cost, lz_trial
-from synth.features import NARROW_BITS, Features, Summary, features, summarise
+from synth.cost import BYTE_Q8, LiteralCost, LzProbe, literal_cost
+from synth.features import FLAT, NARROW_BITS, Features, Summary, features, summarise
 from synth.sample import Sample, take_sample
 
 if TYPE_CHECKING:
     from synth.steps import Step
 
+MIN_LZ_BYTES = 64
+"""Fewest bytes of a stream for which LZ is looked at."""
 Region = Callable[[], Words]
 """Gives the whole words of a hole."""
 
@@ -34,6 +36,7 @@ class Setting:
     dtype: Dtype
     sample_words: int
     exact_words: int
+    probe: LzProbe = field(default_factory=LzProbe)
 
     def root(self, words: Words, columns: int) -> Hole:
         """Return the hole of a whole region, whose rows have `columns` words (0 for none)."""
@@ -87,10 +90,12 @@ class Hole:
         Bits of the prior for the edges above.
     edges : list of Edge
         Tried so far.
+    cut_order : list of int or None
+        Cuts of the words in two, the best first, once they have been ranked.
     """
 
     __slots__ = (
-        "best_edge", "best_q8", "closed", "columns", "depth", "edges", "features", "is_float", "literal", "parent",
+        "best_edge", "best_q8", "closed", "columns", "cut_order", "depth", "edges", "features", "is_float", "literal", "parent",
         "path_q10", "region", "setting", "source", "stream", "summary", "tag",
     )  # fmt: skip
 
@@ -125,10 +130,11 @@ class Hole:
             self.summary = summarise(source.words, 0, source.stream.width_bits)
         self.region = region
         self.features: Features = features(self.summary, self.stream)
-        self.literal: LiteralCost = literal_cost(self.summary, self.stream, self._lz_q8())
+        self.literal: LiteralCost = self._with_lz(literal_cost(self.summary, self.stream))
         self.best_q8 = self.literal.bits_q8
         self.best_edge: Edge | None = None
         self.edges: list[Edge] = []
+        self.cut_order: list[int] | None = None
 
     @property
     def sample(self) -> Sample:
@@ -148,12 +154,18 @@ class Hole:
             return self.region()
         return self.sample.words if self.exact else None
 
-    def _lz_q8(self) -> int | None:
-        """Return the payload of an LZ literal, where words of whole bytes make one plausible."""
-        width = self.stream.width_bits
-        if width not in (8, 16, 32, 64) or (self.depth > 1 and width > 8):
-            return None
-        return lz_trial(self.sample.words, self.stream)
+    def _with_lz(self, literal: LiteralCost) -> LiteralCost:
+        """Return the cheapest literal, LZ included where matches are plausible: not in noise, nor deep down."""
+        shows_repeats = self.features[1] > 0 or (self.depth <= 1 and self.features[0] < FLAT)
+        if self.depth and not shows_repeats:
+            return literal
+        if self.stream.n_bytes < MIN_LZ_BYTES or literal.bits_q8 <= 8 * BYTE_Q8:
+            return literal
+        words = self.whole()
+        lz_q8 = self.setting.probe.payload_q8(
+            self.sample.words if words is None else words, self.stream, literal.bits_q8
+        )
+        return literal if lz_q8 is None else literal_cost(self.summary, self.stream, lz_q8)
 
 
 @dataclass(slots=True, eq=False)

@@ -34,6 +34,8 @@ LAMBDA_Q16 = (655, 1966)
 ANNEAL_EXPANSIONS = 64
 NODE_Q8 = 2 * BYTE_Q8
 """Least cost of an operator on the wire."""
+SATISFIED_Q8 = 24 * BYTE_Q8
+"""A program that is smaller than the header of its record is not worth improving."""
 ACCEPT_EXACT_Q8 = BYTE_Q8
 """Saving from which a step is accepted on exact words."""
 ACCEPT_SAMPLED_Q8 = 4 * BYTE_Q8
@@ -103,6 +105,9 @@ class Search:
         while self.expansions < budget:
             if not self._queue:
                 self.stopped = "exhausted"
+                return
+            if self.root.best_q8 <= SATISFIED_Q8:
+                self.stopped = "satisfied"
                 return
             if self.n_holes >= self.options.max_holes:
                 self.stopped = "max_holes"

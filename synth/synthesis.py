@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from operators.base import Stream
 from operators.program import Node
 from operators.words import Words, dtype_of
-from synth.hole import Setting
+from synth.hole import Hole, Setting
 from synth.options import SearchOptions
 from synth.prior import Prior
 from synth.search import Improvement, Search
 from synth.template import Template, Weighed, fit, weigh
 
 MIN_BUDGET = 4
+BAND = 256
+"""Finalists within one part in so many of the best are weighed by exact bytes."""
 BYTES_PER_EXPANSION = 256
 """A small tensor has fewer expansions: one per so many bytes."""
 
@@ -36,7 +38,7 @@ class Synthesis:
         Other finalists, the cheapest first.
     expansions, budget : int
         Used and allowed.
-    stopped : {"budget", "exhausted", "max_holes"}
+    stopped : {"budget", "exhausted", "satisfied", "max_holes"}
         Why the search ended.
     trace : tuple of Improvement
         Every better program, with the expansions it took to find it.
@@ -97,24 +99,45 @@ def synthesise(
     return finish(search, setting, words, columns, budget)
 
 
-def finish(search: Search, setting: Setting, words: Words, columns: int, budget: int) -> Synthesis:
-    """Weigh the last programs that a search has found, and the literal; return the smallest."""
+def finish(
+    search: Search, setting: Setting, words: Words, columns: int, budget: int, *, release: bool = True
+) -> Synthesis:
+    """Weigh the last programs that a search has found, and the literal; return the smallest.
+
+    Small tensors are weighed whole, large ones on a larger sample than was searched.
+    """
     options = search.options
     root = search.root
     if not root.exact:
-        root = Setting(setting.dtype, options.finish_words, options.finish_words).root(words, columns)
-    templates = [improvement.template for improvement in search.improvements[: -options.finalists - 1 : -1]]
-    # sorted() keeps the order of equal costs: the program found last comes first, the literal last of all.
-    weighed = sorted((weigh(root, template) for template in templates), key=lambda found: found.cost_q8)
-    literal = weigh(root, None)
-    winner = weighed[0] if weighed and weighed[0].cost_q8 < literal.cost_q8 else literal
-    runners_up: list[Weighed] = []
-    for found in (*weighed, literal):
-        if found.template != winner.template and found.template not in [other.template for other in runners_up]:
-            runners_up.append(found)
+        root = Setting(setting.dtype, options.finish_words, options.finish_words, setting.probe).root(words, columns)
+    last_first = [improvement.template for improvement in reversed(search.improvements)]
+    found = _ranked(root, [*last_first[: options.finalists], None], exact=False)
+    close = [one.template for one in found if one.cost_q8 - found[0].cost_q8 <= found[0].cost_q8 // BAND]
+    if root.exact and len(close) > 1:
+        found = _ranked(root, close, exact=True) + found[len(close) :]
+    winner = found[0]
     synthesis = Synthesis(
-        fit(winner.template, words, root.stream, columns), winner.template, winner, literal.cost_q8, tuple(runners_up),
-        search.expansions, budget, search.stopped, tuple(search.improvements), columns,
-    )  # fmt: skip
-    search.release()
+        fit(winner.template, words, root.stream, columns),
+        winner.template,
+        winner,
+        next((one.cost_q8 for one in found if one.template is None), root.literal.bits_q8),
+        tuple(found[1:]),
+        search.expansions,
+        budget,
+        search.stopped,
+        tuple(search.improvements),
+        columns,
+    )
+    if release:
+        search.release()
     return synthesis
+
+
+def _ranked(root: Hole, templates: list[Template | None], *, exact: bool) -> list[Weighed]:
+    """Return the distinct programs that are left after pruning, the cheapest first, of equals the earliest."""
+    weighed: list[Weighed] = []
+    for template in dict.fromkeys(templates):
+        candidate = weigh(root, template, exact=exact)
+        if candidate.template not in [other.template for other in weighed]:
+            weighed.append(candidate)
+    return sorted(weighed, key=lambda candidate: candidate.cost_q8)

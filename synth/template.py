@@ -77,15 +77,22 @@ class Weighed:
     children: tuple[Weighed, ...]
 
 
-def weigh(hole: Hole, template: Template | None) -> Weighed:
+def weigh(hole: Hole, template: Template | None, *, exact: bool = False) -> Weighed:
     """Weigh a program for `hole`, pruned: a literal wherever what is below it is no smaller.
 
-    Literals of exact holes are weighed by the bytes that the emitter will write.
+    Parameters
+    ----------
+    hole : Hole
+    template : Template or None
+    exact : bool
+        Weigh literals by the bytes that the emitter will write. All words of `hole` must be at hand; a plan for
+        each literal is made.
     """
     if template is None and hole.exact and hole.summary.live == 1:
         template = _CONST
-    if hole.exact:
-        literal_q8, encoding = exact_literal(hole.summary, hole.stream)
+    if exact:
+        words = hole.sample.words if hole.literal.encoding == "lz" else None
+        literal_q8, encoding = exact_literal(hole.summary, hole.stream, words)
     else:
         literal_q8, encoding = hole.literal.bits_q8, hole.literal.encoding
     literal = Weighed(None, hole.tag, hole.stream, literal_q8, encoding, ())
@@ -93,7 +100,7 @@ def weigh(hole: Hole, template: Template | None) -> Weighed:
     if template is None or expansion is None:
         return literal
     cost_q8, holes = expansion
-    children = tuple(weigh(child, below) for child, below in zip(holes, template.children, strict=True))
+    children = tuple(weigh(child, below, exact=exact) for child, below in zip(holes, template.children, strict=True))
     cost_q8 += sum(child.cost_q8 for child in children)
     if cost_q8 >= literal_q8:
         return literal

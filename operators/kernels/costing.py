@@ -18,96 +18,6 @@ LOG_TABLE_SIZE = (1 << 16) + 1
 """Entries of a table of logarithms, from 0."""
 
 
-@kernel("counts", "summary")
-def tally(words: Any, shift: int, mask: int, counts: Any, summary: Any) -> None:
-    """Count the bit field ``(word >> shift) & mask`` of every word.
-
-    Parameters
-    ----------
-    words : Words
-    shift : int
-    mask : int
-        At most 16 bits.
-    counts : int64 array, shape (mask + 1,)
-        Increased.
-    summary : int64 array, shape (2,)
-        Set to the fields equal to the one before, and to the or of all differences to the first.
-    """
-    equal = 0
-    varying = np.uint64(0)
-    down = np.uint64(shift)
-    keep = np.uint64(mask)
-    if words.size:
-        first = (np.uint64(words[0]) >> down) & keep
-        previous = first ^ np.uint64(1)
-        for i in range(words.size):
-            word = (np.uint64(words[i]) >> down) & keep
-            counts[word] += 1
-            equal += word == previous
-            varying |= word ^ first
-            previous = word
-        equal = int(equal)
-    summary[0] = equal
-    summary[1] = np.int64(varying)
-
-
-@kernel("slots", "hits", "summary")
-def tally_wide(words: Any, slots: Any, hits: Any, summary: Any) -> int:
-    """Count the distinct words of any width in a hash table.
-
-    Parameters
-    ----------
-    words : Words
-    slots, hits : uint64 and int64 arrays, shape (2**k,), more than ``words.size``
-        `hits` is zero on entry; afterwards it begins with the counts of the distinct words, in the order in
-        which they first occur, and `slots` with the words.
-    summary : uint64 array, shape (4,)
-        Set to the words equal to the one before, the or of all differences to the first, the smallest word
-        and the largest.
-
-    Returns
-    -------
-    int
-        How many distinct words there are.
-    """
-    wrap = np.uint64(slots.size - 1)
-    spread = np.uint64(0x9E3779B97F4A7C15)
-    equal = np.uint64(0)
-    varying = np.uint64(0)
-    smallest = np.uint64(0xFFFFFFFFFFFFFFFF)
-    largest = np.uint64(0)
-    if words.size:
-        first = np.uint64(words[0])
-        previous = first ^ np.uint64(1)
-        for i in range(words.size):
-            word = np.uint64(words[i])
-            equal += np.uint64(word == previous)
-            varying |= word ^ first
-            if word < smallest:
-                smallest = word
-            if word > largest:
-                largest = word
-            previous = word
-            place = ((word * spread) >> np.uint64(32)) & wrap
-            while hits[place] and slots[place] != word:
-                place = (place + np.uint64(1)) & wrap
-            slots[place] = word
-            hits[place] += 1
-    n_distinct = 0
-    for slot in range(slots.size):
-        if hits[slot]:
-            word, count = slots[slot], hits[slot]
-            hits[slot] = 0
-            slots[n_distinct] = word
-            hits[n_distinct] = count
-            n_distinct += 1
-    summary[0] = equal
-    summary[1] = varying
-    summary[2] = smallest
-    summary[3] = largest
-    return n_distinct
-
-
 @kernel("sums")
 def entropy_sums(counts: Any, log_total: int, logs: Any, smooth_logs: Any, sums: Any) -> None:
     """Sum up what the cost of an order-0 code needs.
@@ -120,10 +30,11 @@ def entropy_sums(counts: Any, log_total: int, logs: Any, smooth_logs: Any, sums:
         Logarithm of their sum.
     logs, smooth_logs : int64 arrays, shape (LOG_TABLE_SIZE,)
         log2(x), and Grassberger's substitute for it.
-    sums : int64 array, shape (9,)
+    sums : int64 array, shape (10,)
         Set to: live symbols, symbols seen once, symbols seen twice, sum of ``x * log2(x)``, the same with
         `smooth_logs`, the largest live symbol; and of a table in the form of `operators.kernels.alphabet`,
-        the bits of its gaps, of its levels as differences, and of its values.
+        the bits of its gaps, of its levels as differences, and of its values; and what symbols rarer than one
+        in 2**14 would need to become that frequent, in 2**-24 of all.
     """
     live = 0
     once = 0
@@ -135,6 +46,10 @@ def entropy_sums(counts: Any, log_total: int, logs: Any, smooth_logs: Any, sums:
     level_bits = 0
     value_bits = 0
     level = 0
+    rare = 0
+    total = 0
+    for symbol in range(counts.size):
+        total += counts[symbol]
     for symbol in range(counts.size):
         x = counts[symbol]
         if x == 0:
@@ -144,6 +59,9 @@ def entropy_sums(counts: Any, log_total: int, logs: Any, smooth_logs: Any, sums:
             once += 1
         elif x == 2:
             twice += 1
+        share = (x << 24) // total
+        if share < 1024:
+            rare += 1024 - share
         y = x
         up = 0
         while y > 65536:
@@ -178,10 +96,111 @@ def entropy_sums(counts: Any, log_total: int, logs: Any, smooth_logs: Any, sums:
     sums[2] = twice
     sums[3] = plain
     sums[4] = smooth
-    sums[5] = previous if previous > 0 else 0
+    sums[5] = max(0, previous)
     sums[6] = gap_bits
     sums[7] = level_bits
     sums[8] = value_bits
+    sums[9] = rare
+
+
+@kernel("counts", "sums")
+def tally(
+    words: Any, shift: int, mask: int, counts: Any, log_total: int, logs: Any, smooth_logs: Any, sums: Any
+) -> None:
+    """Count the bit field ``(word >> shift) & mask`` of every word, and sum up as `entropy_sums` does.
+
+    Parameters
+    ----------
+    words : Words
+    shift : int
+    mask : int
+        At most 16 bits.
+    counts : int64 array, shape (mask + 1,)
+        Increased.
+    log_total, logs, smooth_logs
+        As for `entropy_sums`.
+    sums : int64 array, shape (12,)
+        As for `entropy_sums`, then the fields equal to the one before, and the or of all differences to the
+        first.
+    """
+    equal = 0
+    varying = np.uint64(0)
+    down = np.uint64(shift)
+    keep = np.uint64(mask)
+    if words.size:
+        first = (np.uint64(words[0]) >> down) & keep
+        previous = first ^ np.uint64(1)
+        for i in range(words.size):
+            word = (np.uint64(words[i]) >> down) & keep
+            counts[word] += 1
+            equal += word == previous
+            varying |= word ^ first
+            previous = word
+        equal = int(equal)
+    entropy_sums(counts, log_total, logs, smooth_logs, sums)
+    sums[10] = equal
+    sums[11] = np.int64(varying)
+
+
+@kernel("summary")
+def outline(words: Any, summary: Any) -> None:
+    """Set `summary` (uint64, shape (3,)): words equal to the one before, or of differences to the first, largest."""
+    equal = np.uint64(0)
+    varying = np.uint64(0)
+    largest = np.uint64(0)
+    if words.size:
+        first = np.uint64(words[0])
+        for i in range(words.size):
+            word = np.uint64(words[i])
+            varying |= word ^ first
+            largest = max(largest, word)
+        for i in range(1, words.size):
+            equal += np.uint64(words[i] == words[i - 1])
+    summary[0] = equal
+    summary[1] = varying
+    summary[2] = largest
+
+
+@kernel("slots", "hits")
+def distinct_words(words: Any, limit: int, slots: Any, hits: Any) -> int:
+    """Count the distinct words in a hash table, up to a limit.
+
+    Parameters
+    ----------
+    words : Words
+    limit : int
+    slots, hits : uint64 and int64 arrays, shape (2**k,), more than `limit`
+        `hits` is zero on entry. Afterwards both begin with the distinct words and how often each occurs, in
+        an order that depends on the words alone.
+
+    Returns
+    -------
+    int
+        How many distinct words there are, or -1 where more than `limit`.
+    """
+    wrap = np.uint64(slots.size - 1)
+    spread = np.uint64(0x9E3779B97F4A7C15)
+    n_distinct = 0
+    for i in range(words.size):
+        word = np.uint64(words[i])
+        place = ((word * spread) >> np.uint64(32)) & wrap
+        while hits[place] and slots[place] != word:
+            place = (place + np.uint64(1)) & wrap
+        if hits[place] == 0:
+            if n_distinct == limit:
+                return -1
+            n_distinct += 1
+            slots[place] = word
+        hits[place] += 1
+    n_distinct = 0
+    for slot in range(slots.size):
+        if hits[slot]:
+            word, count = slots[slot], hits[slot]
+            hits[slot] = 0
+            slots[n_distinct] = word
+            hits[n_distinct] = count
+            n_distinct += 1
+    return n_distinct
 
 
 @kernel("merged")

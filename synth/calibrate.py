@@ -1,0 +1,97 @@
+"""The prior of a checkpoint: learned from a few of its tensors, on top of the one that ships.
+
+Each tensor is searched twice on one graph: in the order of the base prior, then in an order that is
+uniform but for hashed ties, so that a biased teacher does not teach its bias alone. Wins are the steps of the
+exact, pruned winner. Losses are all other steps that were tried at its holes, and at its literals: they
+teach where to stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from operators.words import Words, dtype_of
+from synth.hole import Hole, Setting
+from synth.options import SearchOptions
+from synth.prior import Evidence, Prior
+from synth.search import Search
+from synth.synthesis import finish
+from synth.template import Template
+
+ORDERED_EXPANSIONS = 256
+SHUFFLED_EXPANSIONS = 256
+MAX_TENSORS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSample:
+    """A region of a tensor to learn from.
+
+    Attributes
+    ----------
+    words : Words
+        Whole rows, at most a few MiB: more is sampled away.
+    dtype : str or None
+    rows, columns : int
+        As for `synthesise`.
+    """
+
+    words: Words
+    dtype: str | None
+    rows: int
+    columns: int
+
+
+def calibrate(samples: Sequence[TensorSample], options: SearchOptions, base: Prior) -> Prior:
+    """Return `base` with the evidence of `samples` on top.
+
+    Parameters
+    ----------
+    samples : sequence of TensorSample
+        8 to 16, over all kinds of tensors of the checkpoint: dtypes, sizes, roles. One or two are worthless.
+        Those beyond `MAX_TENSORS` are not looked at.
+    options : SearchOptions
+        `budget` does not matter.
+    base : Prior
+    """
+    evidence = Evidence()
+    for index, sample in enumerate(samples[:MAX_TENSORS]):
+        learn_from(sample, options, base, evidence, seed=index)
+    return base.plus(evidence.prior())
+
+
+def learn_from(sample: TensorSample, options: SearchOptions, base: Prior, evidence: Evidence, seed: int) -> None:
+    """Search one tensor and count what was worth its expansion."""
+    columns = sample.columns if sample.rows > 1 and 1 < sample.columns < sample.words.size else 0
+    setting = Setting(dtype_of(sample.dtype), options.sample_words, options.exact_words)
+    search = Search(setting.root(sample.words, columns), options)
+    search.run(base, ORDERED_EXPANSIONS)
+    search.run(Prior.uniform(), ORDERED_EXPANSIONS + SHUFFLED_EXPANSIONS, shuffle=seed)
+    winner = finish(search, setting, sample.words, columns, search.expansions, release=False).template
+    count(evidence, search.root, winner)
+    search.release()
+
+
+def count(evidence: Evidence, hole: Hole, winner: Template | None) -> None:
+    """Count wins and losses at `hole` and at the holes of the winning program below it."""
+    won = None
+    for edge in hole.edges:
+        wins = winner is not None and won is None and edge.name == winner.name and edge.step == winner.step
+        gain_q10 = None
+        if wins:
+            won = edge
+            gain_q10 = max(0, hole.literal.bits_q8 - edge.cost_q8) * 1024 // max(1, hole.literal.bits_q8)
+        evidence.add(hole, edge.name, gain_q10)
+    if won is not None and winner is not None:
+        for child, below in zip(won.children, winner.children, strict=True):
+            count(evidence, child, below)
+
+
+def learn(samples: Iterable[TensorSample], options: SearchOptions, provenance: Iterable[Mapping[str, Any]]) -> Prior:
+    """Return a prior learned from scratch, as the shipped one is."""
+    evidence = Evidence()
+    for index, sample in enumerate(samples):
+        learn_from(sample, options, Prior.uniform(), evidence, seed=index)
+    return evidence.prior(provenance)
