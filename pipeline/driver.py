@@ -5,7 +5,6 @@ It holds rows, never tensor bytes beyond the calibration's sample; workers read 
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -150,7 +149,8 @@ class ArchiveRun:
         plan, failed = self.plan(files)
         draft = Draft(self.order.checkpoint, base.seq, recipe, tuple(files), (), package_version())
         if not failed:  # a plan that lacks files must not bind the attempt that can read them
-            plan = adopt_plan(self.archive, draft.run, plan)
+            plan = adopt_plan(self.archive, draft.run, plan, files)
+            failed += [Failed(found.key, found.reason, found.detail, "run again") for found in plan.failures]
         summary.warnings = [*plan.warnings, *lint(plan.files, self._read)]
         if base.fault is not None:
             summary.warnings.append(Finding(f"{self.order.checkpoint}/{base.seq}", base.fault.kind, str(base.fault)))
@@ -158,6 +158,7 @@ class ArchiveRun:
         summary.resumed_tasks = len(done)
         rows = [row for task_rows in done.values() for row in task_rows]
         job = self._job(draft.run, plan)
+        progress.expect(plan.n_bytes)
         progress.add(sum(task.n_bytes for task in plan.tasks if task.ordinal in done))
         pending = [task for task in plan.tasks if task.ordinal not in done]
         for outcome in executor.run(job, pending):

@@ -39,6 +39,13 @@ class Progress:
             self._bar = tqdm(desc=self.title, total=self.total_bytes, unit="B", unit_scale=True, file=sys.stderr)
         return self
 
+    def expect(self, total_bytes: int) -> None:
+        """Tell the total once it is known."""
+        self.total_bytes = total_bytes
+        if self._bar is not None:
+            self._bar.total = total_bytes
+            self._bar.refresh()
+
     def add(self, n_bytes: int) -> None:
         """Count `n_bytes` more."""
         self.done_bytes += n_bytes
@@ -46,7 +53,8 @@ class Progress:
             self._bar.update(n_bytes)
         elif self.shown and time.monotonic() - self._last_line >= self.interval_seconds:
             self._last_line = time.monotonic()
-            print(f"{self.title}: {self.done_bytes:,} of {self.total_bytes:,} bytes", file=sys.stderr, flush=True)
+            sys.stderr.write(f"{self.title}: {self.done_bytes:,} of {self.total_bytes:,} bytes\n")
+            sys.stderr.flush()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -185,6 +185,12 @@ def check_file(entry: FileEntry, rows: Sequence[Row]) -> None:
         raise FormatError(f"segments of the file {entry.digest}", hasher.hexdigest(), entry.key, "verify the manifest")
 
 
+def check_files(snapshot: Snapshot, rows: Sequence[Row]) -> None:
+    """Check every file of a snapshot with `check_file`; `rows` are those of its manifest."""
+    for item in items_of(snapshot, rows) if snapshot.files else ():
+        check_file(item.entry, item.rows)
+
+
 def items_of(
     snapshot: Snapshot, rows: Sequence[Row], include: Sequence[str] = (), exclude: Sequence[str] = ()
 ) -> list[RestoreItem]:

@@ -1,0 +1,106 @@
+"""The command line: parses, runs a command, returns the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from operators.errors import ArchiveError, StoppedError
+from pipeline import commands
+from pipeline.report import Report
+
+INTERRUPTED = 130
+Command = Callable[[argparse.Namespace, Report], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    arguments = parser().parse_args(argv)
+    report = Report(arguments)
+    signal.signal(signal.SIGTERM, _stop)
+    started = time.monotonic()
+    try:
+        command: Command = arguments.run_command
+        return command(arguments, report)
+    except ArchiveError as error:
+        report.error(error, time.monotonic() - started)
+        return error.exit_code
+    except KeyboardInterrupt:
+        report.say("stopped; run again to resume")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone, as in `brevis cat ... | head`: not a fault.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return commands.DONE
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    raise StoppedError("the run goes on", f"signal {number}", "", "run again to resume")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--config", metavar="FILE|NAME", help="settings file, or a profile of the package")
+    common.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="one setting")
+    common.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help="run on a Ray cluster")
+    common.add_argument("--workers", type=int, metavar="N", help="processes or actors; 0 = one per CPU")
+    common.add_argument("--memory", metavar="SIZE", help="memory of one worker, such as 768MiB")
+    common.add_argument("--storage-option", action="append", default=[], metavar="K=V", help="passed to the stores")
+    common.add_argument("--json", action="store_true", help="JSON alone on standard output")
+    common.add_argument("--no-progress", action="store_true")
+    common.add_argument("-q", "--quiet", action="store_true", help="errors only")
+    common.add_argument("-v", "--verbose", action="count", default=0)
+    filters = argparse.ArgumentParser(add_help=False)
+    filters.add_argument("--include", action="append", default=[], metavar="GLOB", help="take only keys or folders")
+    filters.add_argument("--exclude", action="append", default=[], metavar="GLOB", help="leave out keys or folders")
+    snapshot = argparse.ArgumentParser(add_help=False)
+    snapshot.add_argument("--snapshot", metavar="CHECKPOINT[/SEQ]", help="by default the newest one")
+
+    root = argparse.ArgumentParser("brevis", description="Lossless archives of model checkpoints.")
+    subparsers = root.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, run: Command, help_text: str, *parents: Any) -> Any:
+        command = subparsers.add_parser(name, help=help_text, description=help_text, parents=[common, *parents])
+        command.set_defaults(run_command=run)
+        return command
+
+    archive = add("archive", commands.archive, "compress, verify and commit a checkpoint", filters)
+    archive.add_argument("source", metavar="SRC")
+    archive.add_argument("archive", metavar="ARCHIVE")
+    archive.add_argument("--name", help="name of the checkpoint; by default the last part of SRC")
+    archive.add_argument("--dry-run", action="store_true", help="list what would be archived, write nothing")
+    archive.add_argument("--prior", metavar="FILE", help="prior of another checkpoint, instead of learning one")
+    archive.add_argument("--strict-format", action="store_true", help="a file with a faulty format fails")
+    archive.add_argument("--single-writer", action="store_true", help="accept a store that cannot refuse a taken key")
+
+    restore = add("restore", commands.restore, "bring files or one tensor back, bit for bit", filters, snapshot)
+    restore.add_argument("archive", metavar="ARCHIVE")
+    restore.add_argument("target", metavar="TARGET")
+    restore.add_argument("--tensor", metavar="[FILE:]NAME", help="one tensor, as a safetensors file")
+    restore.add_argument("--overwrite", action="store_true", help="replace files that differ")
+    restore.add_argument("--keep-going", action="store_true", help="restore the rest where a file fails")
+
+    verify = add("verify", commands.verify, "check an archive without its source", filters, snapshot)
+    verify.add_argument("archive", metavar="ARCHIVE")
+    verify.add_argument("--level", choices=("manifest", "bytes", "decode"), default="decode")
+    verify.add_argument("--sample", metavar="PERCENT", help="a deterministic part, such as 5%%")
+    verify.add_argument("--part", metavar="N/T", help="slice N of T: T runs cover everything")
+
+    listing = add("list", commands.listing, "snapshots of an archive")
+    listing.add_argument("archive", metavar="ARCHIVE")
+    info = add("info", commands.info, "files and tensors of a snapshot, with sizes", filters, snapshot)
+    info.add_argument("archive", metavar="ARCHIVE")
+    explain = add("explain", commands.explain, "the program of a tensor and why it won", snapshot)
+    explain.add_argument("archive", metavar="ARCHIVE")
+    explain.add_argument("--tensor", required=True, metavar="[FILE:]NAME")
+    cat = add("cat", commands.cat, "raw bytes of a file to standard output", snapshot)
+    cat.add_argument("archive", metavar="ARCHIVE")
+    cat.add_argument("--file", required=True, metavar="F")
+    return root

@@ -1,0 +1,375 @@
+"""The commands, each from parsed arguments to an exit code.
+
+Heavy imports wait until a command needs them: ``restore``, ``verify`` and ``cat`` never import the search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from configs.loader import Run, load_run
+from operators.errors import ArchiveNotFoundError, DamageError, NothingMatchedError, StoreError, UsageError
+from pipeline.archive import (
+    checkpoints,
+    find_snapshot,
+    load_manifest,
+    load_snapshot,
+    missing_packs,
+    open_archive,
+    pack_sizes,
+)
+from pipeline.executors import Executor, local_executor
+from pipeline.packs import pack_key
+from pipeline.plan import matches
+from pipeline.report import Report, printable
+from pipeline.restore import (
+    Decoder,
+    RestoreItem,
+    RestoreJob,
+    check_file,
+    check_files,
+    find_tensor,
+    items_of,
+    write_tensor,
+)
+from pipeline.rows import Row
+from pipeline.snapshots import FileEntry, Snapshot
+from pipeline.store import SourceStore, open_source, open_store
+from pipeline.summary import Failed, Summary
+from pipeline.verify import PackItem, VerifyJob, pack_items, parse_part
+
+DONE, FAILED_ITEMS, MISMATCH = 0, 3, 4
+
+
+# -- what the commands share --------------------------------------------------------------------
+
+
+def _overrides(arguments: argparse.Namespace) -> list[str]:
+    """Return the settings of the command line as ``--set`` would give them."""
+    overrides = list(arguments.overrides)
+    if arguments.workers is not None:
+        overrides.append(f"run.workers={arguments.workers}")
+    if arguments.memory is not None:
+        overrides.append(f"run.memory_bytes={arguments.memory}")
+    overrides += [f"run.storage_options.{option}" for option in arguments.storage_option]
+    return overrides
+
+
+def _run_settings(arguments: argparse.Namespace) -> Run:
+    return load_run(arguments.config, _overrides(arguments))
+
+
+def _executor(arguments: argparse.Namespace, run: Run) -> Executor:
+    if arguments.ray is None:
+        return local_executor(run.workers, run.retries, run.tasks_in_flight)
+    from pipeline.on_ray import RayExecutor  # only `--ray` needs Ray
+
+    return RayExecutor(arguments.ray, run.workers, run.retries, run.tasks_in_flight, run.memory_bytes)
+
+
+def _open(arguments: argparse.Namespace, run: Run) -> tuple[SourceStore, Snapshot, list[Row]]:
+    """Open an archive and load the snapshot that the user means, with its rows."""
+    store = open_source(arguments.archive, run.storage_options)
+    snapshot = find_snapshot(store, arguments.snapshot)
+    return store, snapshot, load_manifest(store, snapshot)
+
+
+def _exit_code(summary: Summary) -> int:
+    return FAILED_ITEMS if summary.failures else DONE
+
+
+# -- commands -----------------------------------------------------------------------------------
+
+
+def archive(arguments: argparse.Namespace, report: Report) -> int:
+    """Plan, calibrate, compress, verify and commit."""
+    from configs.recipe import load
+    from pipeline.driver import ArchiveRun, Order
+
+    config = load(arguments.config, _overrides(arguments))
+    prior = read_small_file(arguments.prior) if arguments.prior else None
+    checkpoint = arguments.name or default_checkpoint(arguments.source)
+    order = Order(
+        arguments.source,
+        arguments.archive,
+        checkpoint,
+        tuple(arguments.include),
+        tuple(arguments.exclude),
+        prior,
+        arguments.strict_format,
+        arguments.single_writer,
+    )
+    run = ArchiveRun(order, config)
+    if arguments.dry_run:
+        files = run.inventory()
+        listed = [{"key": info.key, "n_bytes": info.n_bytes} for info in files]
+        total = sum(info.n_bytes for info in files)
+        lines = [f"{info.n_bytes:>16,}  {info.key}" for info in files] + [f"{total:>16,}  bytes in {len(files)} files"]
+        report.give({"command": "archive", "dry_run": True, "source_bytes": total, "files": listed}, lines)
+        return DONE
+    with report.progress("archive", config.run.progress_seconds) as progress:
+        summary = run.run(_executor(arguments, config.run), progress)
+    report.summary(summary)
+    return _exit_code(summary)
+
+
+def restore(arguments: argparse.Namespace, report: Report) -> int:
+    """Bring files, or one tensor, back."""
+    run = _run_settings(arguments)
+    started = time.monotonic()
+    store, snapshot, rows = _open(arguments, run)
+    items = items_of(snapshot, rows, arguments.include, arguments.exclude)
+    summary = Summary("restore", snapshot=snapshot.name, run=snapshot.run, content=snapshot.content)
+    if arguments.tensor is not None:
+        _restore_tensor(arguments, run, store, items, summary)
+    else:
+        _restore_files(arguments, report, run, items, summary)
+    summary.seconds = time.monotonic() - started
+    report.summary(summary)
+    return _exit_code(summary)
+
+
+def _restore_files(
+    arguments: argparse.Namespace, report: Report, run: Run, items: list[RestoreItem], summary: Summary
+) -> None:
+    target = open_store(arguments.target, run.storage_options)
+    refused = target.refused_keys([item.entry.key for item in items])
+    for key, path_error in refused.items():
+        summary.failures.append(Failed.of(key, path_error))
+    items = [item for item in items if item.entry.key not in refused]
+    job = RestoreJob(arguments.archive, arguments.target, dict(run.storage_options), arguments.overwrite)
+    with report.progress("restore", run.progress_seconds, sum(item.n_bytes for item in items)) as progress:
+        for outcome in _executor(arguments, run).run(job, items):
+            progress.add(outcome.item.n_bytes)
+            if outcome.error is not None:
+                if not arguments.keep_going:
+                    raise outcome.error
+                summary.failures.append(Failed.of(outcome.item.entry.key, outcome.error))
+            elif outcome.result is not None:
+                summary.files += 1
+                summary.tensors += sum(row.n_tensors for row in outcome.item.rows)
+                summary.segments += outcome.result.segments
+                summary.verified += outcome.result.segments
+                summary.source_bytes += outcome.item.n_bytes
+
+
+def _restore_tensor(
+    arguments: argparse.Namespace, run: Run, store: SourceStore, items: list[RestoreItem], summary: Summary
+) -> None:
+    found = find_tensor(store, items, arguments.tensor)
+    folder, _, name = arguments.target.rpartition("/")
+    if not name.endswith(".safetensors"):
+        folder, name = arguments.target, f"{file_name(found.tensor.name)}.safetensors"
+    target = open_store(folder or ".", run.storage_options)
+    summary.source_bytes = write_tensor(store, target, name, found, overwrite=arguments.overwrite)
+    summary.files = summary.tensors = 1
+    summary.segments = summary.verified = len(found.rows)
+
+
+def verify(arguments: argparse.Namespace, report: Report) -> int:
+    """Check an archive; go on after a fault and list each."""
+    run = _run_settings(arguments)
+    started = time.monotonic()
+    store = open_source(arguments.archive, run.storage_options)
+    part = parse_part(arguments.part, arguments.sample)
+    summary = Summary("verify")
+    for snapshot in _snapshots(store, arguments.snapshot, summary):
+        summary.snapshot = snapshot.name
+        try:
+            rows = load_manifest(store, snapshot)
+            check_files(snapshot, rows)
+        except (DamageError, StoreError) as error:
+            summary.failures.append(Failed.of(snapshot.name, error))
+            continue
+        keys = {entry.key for entry in _entries(snapshot, arguments)}
+        rows = [row for row in rows if row.file in keys]
+        for finding in missing_packs(store, pack_sizes(rows)):
+            names = sorted({row.file for row in rows if row.pack is not None and pack_key(row.pack) == finding.key})
+            message = f"{finding.detail}; it holds parts of {', '.join(names)[:400]}"
+            summary.failures.append(Failed(finding.key, finding.reason, message, "restore the pack from another copy"))
+        summary.files += len(keys)
+        summary.tensors += sum(row.n_tensors for row in rows)
+        summary.segments += len(rows)
+        summary.source_bytes += sum(row.n_bytes for row in rows)
+        summary.stored_bytes += snapshot.totals.stored_bytes + snapshot.manifest_bytes
+        if arguments.level != "manifest":
+            _verify_packs(arguments, report, run, pack_items(rows, part, whole=not _filtered(arguments)), summary)
+    summary.seconds = time.monotonic() - started
+    report.summary(summary)
+    return MISMATCH if summary.failures else DONE
+
+
+def _snapshots(store: SourceStore, name: str | None, summary: Summary) -> Iterator[Snapshot]:
+    """Yield the snapshot that a user names, or the newest of every checkpoint."""
+    if name is not None:
+        yield find_snapshot(store, name)
+        return
+    open_archive(store)
+    known = checkpoints(store)
+    if not known:
+        raise ArchiveNotFoundError("a snapshot", "none", store.url, "nothing was committed yet")
+    for checkpoint, numbers in known.items():
+        try:
+            yield load_snapshot(store, checkpoint, numbers[-1])
+        except DamageError as error:
+            summary.failures.append(Failed.of(f"{checkpoint}/{numbers[-1]}", error))
+
+
+def _filtered(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.include or arguments.exclude)
+
+
+def _entries(snapshot: Snapshot, arguments: argparse.Namespace) -> list[FileEntry]:
+    return [
+        entry
+        for entry in snapshot.files
+        if (not arguments.include or matches(entry.key, arguments.include))
+        and not matches(entry.key, arguments.exclude)
+    ]
+
+
+def _verify_packs(
+    arguments: argparse.Namespace, report: Report, run: Run, items: list[PackItem], summary: Summary
+) -> None:
+    job = VerifyJob(arguments.archive, dict(run.storage_options), arguments.level)
+    with report.progress("verify", run.progress_seconds, sum(item.n_bytes for item in items)) as progress:
+        for outcome in _executor(arguments, run).run(job, items):
+            progress.add(outcome.item.n_bytes)
+            if outcome.result is None:
+                assert outcome.error is not None
+                summary.failures += [Failed.of(row.where, outcome.error) for row in outcome.item.rows]
+            else:
+                summary.verified += outcome.result.segments
+                summary.failures += outcome.result.failures
+    summary.failures.sort(key=lambda failure: failure.key)
+
+
+def listing(arguments: argparse.Namespace, report: Report) -> int:
+    """List the snapshots of an archive."""
+    store = open_source(arguments.archive, _run_settings(arguments).storage_options)
+    open_archive(store)
+    found: list[dict[str, Any]] = []
+    lines = []
+    for checkpoint, numbers in checkpoints(store).items():
+        for number in numbers:
+            try:
+                snapshot = load_snapshot(store, checkpoint, number)
+            except DamageError as error:
+                found.append({"snapshot": f"{checkpoint}/{number}", "damaged": str(error)})
+                lines.append(f"{checkpoint}/{number}  damaged: {error}")
+                continue
+            totals = snapshot.totals
+            stored = totals.stored_bytes + snapshot.manifest_bytes
+            found.append(
+                {
+                    "snapshot": snapshot.name,
+                    "time": snapshot.time,
+                    "files": totals.files,
+                    "tensors": totals.tensors,
+                    "source_bytes": totals.source_bytes,
+                    "stored_bytes": stored,
+                    "failures": len(snapshot.failures),
+                }
+            )
+            lines.append(
+                f"{snapshot.name}  {snapshot.time}  {totals.files} files  {totals.source_bytes:,} bytes in {stored:,}"
+            )
+    report.give({"snapshots": found}, lines)
+    return DONE
+
+
+def info(arguments: argparse.Namespace, report: Report) -> int:
+    """List the files and tensors of a snapshot."""
+    _, snapshot, rows = _open(arguments, _run_settings(arguments))
+    files = []
+    lines = [f"{snapshot.name}  {snapshot.time}  written by {snapshot.writer}"]
+    for item in items_of(snapshot, rows, arguments.include, arguments.exclude):
+        entry = item.entry
+        stored = sum(row.stored_bytes or 0 for row in item.rows)
+        reason = f"  {entry.reason}" if entry.reason else ""
+        lines.append(f"{entry.n_bytes:>16,} {stored:>14,}  {printable(entry.key)}  {entry.format}{reason}")
+        segments = []
+        for row in item.rows:
+            segments.append(
+                {
+                    "tensor": row.tensor,
+                    "dtype": row.dtype,
+                    "shape": None if row.shape is None else list(row.shape),
+                    "offset_bytes": row.offset_bytes,
+                    "n_bytes": row.n_bytes,
+                    "stored_bytes": row.stored_bytes,
+                    "program": row.program,
+                }
+            )
+            if row.tensor is not None:
+                name = printable(row.tensor)
+                shape = list(row.shape or ())
+                lines.append(
+                    f"{row.n_bytes:>16,} {row.stored_bytes or 0:>14,}    {name}  {row.dtype} {shape}  {row.program}"
+                )
+        files.append(
+            {
+                "key": entry.key,
+                "n_bytes": entry.n_bytes,
+                "stored_bytes": stored,
+                "format": entry.format,
+                "reason": entry.reason,
+                "digest": entry.digest,
+                "segments": segments,
+            }
+        )
+    report.give({"snapshot": snapshot.name, "files": files}, lines)
+    return DONE
+
+
+def explain(arguments: argparse.Namespace, report: Report) -> int:
+    """Tell the program of a tensor and why it won."""
+    from configs.recipe import load
+    from pipeline.explaining import explain_tensor
+
+    config = load(arguments.config, _overrides(arguments))
+    store, snapshot, rows = _open(arguments, config.run)
+    content, lines = explain_tensor(store, snapshot, items_of(snapshot, rows), arguments.tensor, config.recipe.synth)
+    report.give(content, lines)
+    return DONE
+
+
+def cat(arguments: argparse.Namespace, _report: Report) -> int:
+    """Write the bytes of a file to standard output."""
+    store, snapshot, rows = _open(arguments, _run_settings(arguments))
+    items = [item for item in items_of(snapshot, rows) if item.entry.key == arguments.file]
+    if not items:
+        raise NothingMatchedError("a file of this name", "none", arguments.file, "see `brevis info`")
+    check_file(items[0].entry, items[0].rows)
+    for _, data in Decoder(store).segments(items[0].rows):
+        sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+    return DONE
+
+
+def default_checkpoint(source: str) -> str:
+    """Return the last part of a source URL, the name of its checkpoint unless another is given."""
+    path = source.removesuffix("*").rstrip("/")
+    name = path.rsplit("/", 1)[-1] if "://" in path else Path(path).absolute().name
+    if not name:
+        raise UsageError("a source with a name, or --name", source, "archive")
+    return name
+
+
+def read_small_file(path: str) -> bytes:
+    """Return the bytes of a file that the user names. Raises UsageError where it cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError("a readable file", error.strerror or str(error), path) from error
+
+
+def file_name(tensor: str) -> str:
+    """Return a name for the file of one tensor: what a path cannot hold becomes an underscore."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", tensor)[:120].lstrip(".") or "tensor"

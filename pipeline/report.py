@@ -1,0 +1,72 @@
+"""Where a command speaks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from operators.errors import ArchiveError
+from pipeline.progress import Progress
+from pipeline.summary import Summary
+
+SHOWN_CHARACTERS = 200
+
+
+class Report:
+    """JSON alone on standard output if asked for, everything else on standard error."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.json = bool(getattr(arguments, "json", False))
+        self.quiet = bool(getattr(arguments, "quiet", False))
+        self.verbose = int(getattr(arguments, "verbose", 0))
+        self.progress_shown = not (self.quiet or getattr(arguments, "no_progress", False))
+
+    def say(self, text: str) -> None:
+        """Print a line for people."""
+        if not self.quiet:
+            _write(sys.stderr, text)
+
+    def give(self, content: Any, lines: Sequence[str]) -> None:
+        """Print the result: `content` as JSON, or `lines`."""
+        if self.json:
+            _write(sys.stdout, json.dumps(content, indent=2))
+        else:
+            for line in lines:
+                _write(sys.stdout, line)
+
+    def error(self, error: ArchiveError, seconds: float) -> None:
+        """Print why the command failed."""
+        _write(sys.stderr, f"brevis: {error}")
+        if self.json:
+            failure = {"kind": error.kind, "message": str(error), "next_step": error.next_step}
+            _write(sys.stdout, json.dumps({"error": failure, "seconds": round(seconds, 3)}, indent=2))
+
+    def progress(self, title: str, interval_seconds: int, total_bytes: int = 0) -> Progress:
+        """Return a progress display for a command; the total may be told later."""
+        return Progress(title, total_bytes, shown=self.progress_shown, interval_seconds=interval_seconds)
+
+    def summary(self, summary: Summary) -> None:
+        """Print the summary of a command."""
+        for warning in summary.warnings:
+            self.say(
+                f"warning: {printable(warning.key)}: {warning.reason}"
+                + (f": {warning.detail}" if warning.detail else "")
+            )
+        for failure in summary.failures:
+            _write(sys.stderr, f"failed: {printable(failure.key)}: {failure.message}")
+        self.give(summary.as_json(), [summary.text()])
+
+
+def printable(name: str) -> str:
+    """Return a name from an archive for a terminal: escapes for what does not print, cut where it is long."""
+    text = "".join(symbol if symbol.isprintable() else symbol.encode("unicode_escape").decode() for symbol in name)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}... ({len(name)} characters)"
+
+
+def _write(stream: TextIO, line: str) -> None:
+    # What a terminal cannot show (a lone surrogate of a key) must not end the command.
+    stream.write(line.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
+    stream.flush()

@@ -1,0 +1,184 @@
+"""Verifying an archive without its source: what is damaged is named, and the rest is still looked at.
+
+========== ==================================================================================
+`manifest` snapshot and manifest have their digests, the rows tile the files, packs have their sizes
+`bytes`    and every record and every index has its digest
+`decode`   and every record decodes to the digest of its segment
+========== ==================================================================================
+
+A part is chosen by the digest of the segments: the same segments on every machine, and T parts of T
+cover everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from operators.errors import ArchiveError, DamageError, DigestError, StoreError, UsageError
+from operators.record import PACK_FOOTER_BYTES, PACK_HEADER_BYTES, index_range
+from operators.run import digest_of
+from pipeline.packs import Place, pack_key, read_records
+from pipeline.restore import Decoder
+from pipeline.rows import Row, from_parquet
+from pipeline.store import ObjectInfo, SourceStore, open_source
+from pipeline.summary import Failed
+
+LEVELS = ("manifest", "bytes", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Slice `number` (1 to `total`) of all segments."""
+
+    number: int
+    total: int
+
+    def has(self, row: Row) -> bool:
+        """Whether the row belongs to the slice."""
+        return int.from_bytes((row.digest or b"")[:8], "little") % self.total == self.number - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PackItem:
+    """A pack and the rows of it that are to be checked.
+
+    Attributes
+    ----------
+    rows : tuple of Row
+        In the order of their offsets in the pack.
+    whole : bool
+        They are all, so that the index is checked against them.
+    """
+
+    rows: tuple[Row, ...]
+    whole: bool
+
+    @property
+    def n_bytes(self) -> int:
+        """Source bytes of the rows."""
+        return sum(row.n_bytes for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Segments that were checked, and what was found."""
+
+    segments: int
+    failures: tuple[Failed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyJob:
+    """What a worker needs to verify packs."""
+
+    archive_url: str
+    storage_options: Mapping[str, str]
+    level: str
+
+    def open(self) -> Verifier:
+        """Open the archive."""
+        return Verifier(open_source(self.archive_url, self.storage_options), decode=self.level == "decode")
+
+
+class Verifier:
+    """Verifies one pack after the other.
+
+    Parameters
+    ----------
+    archive : SourceStore
+    decode : bool
+        Decode every record, beside comparing its digest.
+    """
+
+    def __init__(self, archive: SourceStore, *, decode: bool) -> None:
+        self._archive = archive
+        self._decoder = Decoder(archive)
+        self._decode = decode
+
+    def __call__(self, item: PackItem) -> Verified:
+        """Check a pack; faults are returned, not raised, and each row is looked at."""
+        failures = self._index(item) if item.whole else []
+        for row, record in self._records(item.rows):
+            try:
+                self._check(row, record)
+            except ArchiveError as error:
+                failures.append(Failed.of(row.where, error))
+        return Verified(len(item.rows), tuple(failures))
+
+    def _records(self, rows: Sequence[Row]) -> Iterator[tuple[Row, memoryview | StoreError]]:
+        """Yield each row with its record; where a read fails, the rest is read one by one to name each loss."""
+        done = 0
+        try:
+            for row, record in read_records(self._archive, rows):
+                done += 1
+                yield row, record
+        except StoreError:
+            for row in rows[done:]:
+                try:
+                    yield from read_records(self._archive, [row])
+                except StoreError as error:
+                    yield row, error
+
+    def _check(self, row: Row, record: memoryview | StoreError) -> None:
+        if isinstance(record, StoreError):
+            raise record
+        found = digest_of(record)
+        if found != row.stored_digest:
+            expected = (row.stored_digest or b"").hex()
+            raise DigestError(f"a record {expected}", found.hex(), row.where, "restore the pack from another copy")
+        if self._decode:
+            self._decoder.decode(row, record)
+
+    def _index(self, item: PackItem) -> list[Failed]:
+        place = Place.of(item.rows[0])
+        key = pack_key(place.pack)
+        info = ObjectInfo(key, place.pack_bytes, "")
+        try:
+            ends = [(0, PACK_HEADER_BYTES), (place.pack_bytes - PACK_FOOTER_BYTES, place.pack_bytes)]
+            header, footer = self._archive.get_ranges(info, ends)
+            start, stop = index_range(header, footer, place.pack_bytes)
+            index = from_parquet(bytes(self._archive.get_ranges(info, [(start, stop)])[0]), key)
+        except ArchiveError as error:
+            return [Failed.of(key, error)]
+        known = {(row.file, row.offset_bytes): row for row in index}
+        for row in item.rows:
+            if known.get((row.file, row.offset_bytes)) != replace(row, pack=None, pack_bytes=None):
+                damage = DamageError("this row in the index of the pack", "another or none", f"{key}: {row.where}")
+                return [Failed.of(key, damage)]
+        return []
+
+
+def pack_items(rows: Sequence[Row], part: Part | None, *, whole: bool) -> list[PackItem]:
+    """Return the packs of `rows`, each with its rows that `part` leaves; `whole`: the rows are all of a manifest."""
+
+    def order(row: Row) -> tuple[bytes, int, bytes, int]:
+        place = Place.of(row)
+        return place.pack, place.offset, row.file.encode("utf-8", "surrogateescape"), row.offset_bytes
+
+    chosen = sorted((row for row in rows if part is None or part.has(row)), key=order)
+    return [PackItem(tuple(group), whole and part is None) for _, group in groupby(chosen, lambda row: row.pack)]
+
+
+def parse_part(text: str | None, sample: str | None) -> Part | None:
+    """Return the slice that ``--part N/T`` or ``--sample P%`` means, None for everything.
+
+    Raises
+    ------
+    UsageError
+        Neither form, or both.
+    """
+    if text is not None and sample is not None:
+        raise UsageError("--part or --sample", "both", "verify")
+    if text is not None:
+        number, separator, total = text.partition("/")
+        if not (separator and number.isdecimal() and total.isdecimal() and 1 <= int(number) <= int(total)):
+            raise UsageError("N/T with 1 <= N <= T", text, "--part")
+        return Part(int(number), int(total))
+    if sample is not None:
+        percent = sample.removesuffix("%")
+        if not (percent.isdecimal() and 1 <= int(percent) <= 100):
+            raise UsageError("a whole number of percent from 1 to 100", sample, "--sample")
+        return Part(1, max(1, round(100 / int(percent))))
+    return None
