@@ -9,8 +9,8 @@ With ``NUMBA_DISABLE_JIT=1`` the same functions run as Python and give the same 
 that true: scalars that mix with uint64 are wrapped in ``np.uint64`` on both sides of every operator,
 and memory beyond plain indexing goes through `operators.kernels.memory`.
 
-Kernels see contiguous aligned arrays and Python integers, trust their callers for sizes, and never
-raise: those that read foreign bytes return a status.
+Kernels see contiguous arrays and Python integers, trust their callers for sizes and alignment (numba does
+not look at the latter), and never raise: those that read foreign bytes return a status.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
 def _declared(kind: Any, written: bool) -> Any:
     if not isinstance(kind, types.Array):
         return kind
-    if kind.layout != "C" or not kind.aligned or (written and not kind.mutable):
-        raise TypeError(f"kernels take contiguous aligned arrays, writable where they are written, not {kind}")
+    if kind.layout != "C" or (written and not kind.mutable):
+        raise TypeError(f"kernels take contiguous arrays, writable where they are written, not {kind}")
     return kind.copy(readonly=not written)
 
 

@@ -1,0 +1,321 @@
+"""Kernels: against plain Python, and the way they are compiled, cached and called."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from operators.kernels.alphabet import put_table, table_symbols, take_table
+from operators.kernels.bits import pack, packed_bytes, unpack
+from operators.kernels.histogram import Histogram, count_u8, histogram
+from operators.kernels.huffman import canonical_codes, limited_lengths
+from operators.kernels.rans import MAX_BITS, MIN_BITS, encoding_table, normalise
+from operators.literals.tables import log2_q16
+from operators.words import container
+from tests.operators import oracle
+from tests.strategies import make_words
+
+ROOT = Path(__file__).parents[2]
+SIZES = (0, 1, 2, 7, 8, 9, 63, 200)
+
+
+# -- bits and counts ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width_bits", range(1, 65))
+def test_packed_words_are_the_bits_of_one_large_integer(width_bits: int) -> None:
+    containers = {container(width_bits)} | ({np.dtype("u2")} if width_bits <= 16 else set())
+    for n_words, dtype in itertools.product(SIZES, containers):
+        words = make_words("random", width_bits, n_words, n_words).astype(dtype)
+        out = np.full(packed_bytes(n_words, width_bits), 0xFF, np.uint8)
+        pack(words, width_bits, out)
+        bits = oracle.Bits()
+        for word in words:
+            bits.put(int(word), width_bits)
+        assert out.tobytes() == bits.to_bytes()
+        out.flags.writeable = False
+        back = np.full(n_words, 0x55, dtype)
+        unpack(out, width_bits, back)
+        np.testing.assert_array_equal(back, words)
+
+
+@given(seed=st.integers(0, 1 << 32), width_bits=st.integers(1, 64), n_words=st.integers(1, 300))
+def test_any_packed_bytes_unpack_to_words_of_the_width(seed: int, width_bits: int, n_words: int) -> None:
+    packed = make_words("random", 8, packed_bytes(n_words, width_bits), seed)
+    out = np.empty(n_words, container(width_bits))
+    unpack(packed, width_bits, out)
+    number = int.from_bytes(packed.tobytes(), "little")
+    assert [int(word) for word in out] == [number >> i * width_bits & (1 << width_bits) - 1 for i in range(n_words)]
+
+
+@pytest.mark.parametrize("width_bits", [1, 5, 8, 9, 10, 16])
+def test_histograms(width_bits: int) -> None:
+    counted = Histogram(width_bits)
+    expected = np.zeros(1 << width_bits, np.int64)
+    for n_words in (*SIZES, 5000):
+        words = make_words("skewed", width_bits, n_words, n_words)
+        expected += np.bincount(words, minlength=1 << width_bits)
+        counted.add(words)
+        np.testing.assert_array_equal(histogram(words, width_bits), np.bincount(words, minlength=1 << width_bits))
+    np.testing.assert_array_equal(counted.counts(), expected)
+
+
+# -- Huffman and rANS tables ----------------------------------------------------------------------------
+
+
+def best_cost(counts: list[int], limit: int) -> int:
+    """Bits of the best code by trying all lengths that fill the code space exactly."""
+    counts = sorted(counts, reverse=True)
+    best = 1 << 62
+
+    def descend(i: int, shortest: int, space: int, cost: int) -> None:
+        nonlocal best
+        if i == len(counts):
+            best = min(best, cost if space == 0 else best)
+            return
+        for length in range(shortest, limit + 1):
+            if space >= 1 << (limit - length):
+                descend(i + 1, length, space - (1 << (limit - length)), cost + length * counts[i])
+
+    descend(0, 1, 1 << limit, 0)
+    return best
+
+
+@given(counts=st.lists(st.integers(1, 1000), min_size=2, max_size=7), limit=st.integers(3, 6))
+def test_code_lengths_are_optimal(counts: list[int], limit: int) -> None:
+    ascending = np.array(sorted(counts), np.int64)
+    lengths = np.empty_like(ascending)
+    limited_lengths(ascending, limit, lengths)
+    assert lengths.min() >= 1
+    assert lengths.max() <= limit
+    assert int(ascending @ lengths) == best_cost(counts, limit)
+    assert canonical_codes(lengths, np.empty_like(lengths)) == 0
+
+
+@given(counts=st.lists(st.integers(1, 1 << 26), min_size=1, max_size=300), limit=st.sampled_from([9, 12, 15]))
+def test_code_lengths_are_those_of_the_plain_package_merge(counts: list[int], limit: int) -> None:
+    ascending = np.array(sorted(counts), np.int64)
+    lengths = np.empty_like(ascending)
+    limited_lengths(ascending, limit, lengths)
+    expected = oracle.code_lengths(dict(enumerate(ascending.tolist())), limit)
+    assert lengths.tolist() == [expected[i] for i in range(lengths.size)]
+
+
+def test_code_lengths_of_the_largest_alphabet() -> None:
+    counts = np.sort(np.random.default_rng(1).integers(1, 100, 1 << 15))
+    lengths = np.empty_like(counts)
+    limited_lengths(counts, 15, lengths)
+    assert set(lengths.tolist()) == {15}
+
+
+@pytest.mark.parametrize("lengths", [[1], [0, 1], [1, 1, 1], [2, 2, 2], [1, 2], [15, 15], [1, 2, 3, 4]])
+def test_incomplete_and_oversubscribed_codes_are_refused(lengths: list[int]) -> None:
+    assert canonical_codes(np.array(lengths), np.empty(len(lengths), np.int64)) == -1
+
+
+@given(lengths=st.lists(st.integers(0, 15), min_size=2, max_size=40))
+def test_codes_are_accepted_exactly_where_they_are_complete(lengths: list[int]) -> None:
+    complete = 0 not in lengths and sum(1 << 15 - length for length in lengths) == 1 << 15
+    codes = np.empty(len(lengths), np.int64)
+    assert (canonical_codes(np.array(lengths), codes) == 0) == complete
+    if complete:
+        digits = oracle.canonical(dict(enumerate(lengths)))
+        assert codes.tolist() == [int(digits[i][::-1], 2) for i in range(len(lengths))]
+
+
+@given(
+    symbols=st.sets(st.integers(0, 65535), min_size=1, max_size=200),
+    seed=st.integers(0, 1 << 32),
+    with_values=st.booleans(),
+)
+def test_tables(symbols: set[int], seed: int, with_values: bool) -> None:
+    rng = np.random.default_rng(seed)
+    words = np.array(sorted(symbols), np.int64)
+    levels = rng.integers(0, int(rng.integers(1, 17)), words.size)
+    values = (1 << levels) + rng.integers(0, 1 << 15, words.size) % (1 << levels) if with_values else words[:0]
+    out = np.zeros(8 * words.size + 16, np.uint8)
+    n_bytes = put_table(words, levels, values, out)
+    assert out[:n_bytes].tobytes() == oracle.table(words.tolist(), levels.tolist(), values.tolist())
+    for room in (n_bytes, n_bytes + 9):
+        buffer = np.concatenate((out[:n_bytes], np.full(room - n_bytes, 0xAA, np.uint8)))
+        back = np.empty_like(words), np.empty_like(levels), np.empty_like(values)
+        assert table_symbols(buffer) == words.size
+        assert take_table(buffer, 16, *back) == n_bytes
+        for found, expected in zip(back, (words, levels, values), strict=True):
+            np.testing.assert_array_equal(found, expected)
+    assert take_table(out[: n_bytes - 1], 16, *back) == -1
+    if words[-1] > 0:
+        assert take_table(out[:n_bytes], int(words[-1]).bit_length() - 1, *back) == -1
+
+
+@pytest.mark.parametrize("bits", range(MIN_BITS, MAX_BITS + 1))
+def test_reciprocals_divide_exactly_for_every_frequency(bits: int) -> None:
+    every = np.arange(1, 1 << bits)
+    reciprocals, rows = np.zeros(1 << bits, np.uint64), np.zeros(1 << bits, np.uint64)
+    encoding_table(every, every, bits, reciprocals, rows)
+    shift = np.uint64(32 + bits)
+    f = every.astype(np.uint64)
+    below = f << np.uint64(32 - bits)
+    assert (rows[1:] & np.uint64(0xFFFFFFFF) == below).all()
+    rng = np.random.default_rng(bits)
+    quotients = [
+        np.zeros_like(f),
+        np.ones_like(f),
+        below // f - np.uint64(1),
+        *rng.integers(0, below // f, (40, f.size)),
+    ]
+    for quotient in quotients:
+        for rest in (np.zeros_like(f), f - np.uint64(1), rng.integers(0, f, f.size, np.uint64)):
+            x = quotient.astype(np.uint64) * f + rest
+            assert (x < below).all()
+            np.testing.assert_array_equal(x * reciprocals[1:] >> shift, quotient)
+
+
+@given(counts=st.lists(st.integers(1, 1 << 22), min_size=2, max_size=60), bits=st.integers(12, 14))
+def test_frequencies(counts: list[int], bits: int) -> None:
+    made = np.empty(len(counts), np.int64)
+    normalise(np.array(counts), bits, made)
+    assert made.min() >= 1
+    assert made.sum() == 1 << bits
+    assert made.tolist() == oracle.frequencies(counts, bits)
+
+
+def test_frequencies_of_the_largest_alphabet() -> None:
+    counts = np.ones(1 << MAX_BITS, np.int64)
+    counts[5] = 1 << 20
+    made = np.empty_like(counts)
+    normalise(counts, MAX_BITS, made)
+    assert (made == 1).all()
+
+
+def test_logarithms_are_exact_to_the_last_bit() -> None:
+    values = np.unique(np.concatenate((np.arange(1, 5000), ((1 << np.arange(31)) + np.arange(-1, 2)[:, None]).ravel())))
+    values = values[values > 0]
+    for value, log in zip(values.tolist(), log2_q16(values).tolist(), strict=True):
+        # 2**log <= value**65536 < 2**(log + 1), up to what 31-bit squaring loses.
+        assert abs(np.log2(value) * 65536 - log) < 1.01
+        if value & (value - 1) == 0:
+            assert log == (value.bit_length() - 1) << 16
+
+
+# -- compilation, cache, calls --------------------------------------------------------------------------
+
+
+def test_read_only_and_writable_arrays_share_one_specialisation() -> None:
+    words = make_words("skewed", 8, 100, 1)
+    tables = np.zeros((4, 256), np.uint32)
+    count_u8(words, tables)
+    count_u8(words.copy(), tables)
+    assert tables.sum() == 200
+    kernel: Any = count_u8
+    assert len(kernel.overloads) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "tables"),
+    [
+        (np.zeros(8, np.uint8)[::2], np.zeros((4, 256), np.uint32)),
+        (np.zeros(8, np.uint8), np.frombuffer(bytes(4096), np.uint32).reshape(4, 256)),
+    ],
+    ids=["strided", "read-only output"],
+)
+def test_arrays_that_kernels_do_not_take(words: Any, tables: Any) -> None:
+    with pytest.raises(TypeError, match="contiguous"):
+        count_u8(words, tables)
+
+
+COUNT = """
+import sys, numpy as np
+from pathlib import Path
+import operators
+assert Path(operators.__file__).is_relative_to(sys.argv[1]), operators.__file__
+from operators.kernels.histogram import histogram
+assert histogram(np.arange(1000, dtype=np.uint8), 8).sum() == 1000
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Path:
+    """A copy of the package without its caches, as an image would hold it."""
+    shutil.copytree(ROOT / "operators", tmp_path / "lib" / "operators", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path / "lib"
+
+
+def start(install: Path, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-B", "-c", COUNT, str(install)]
+    environment = {"PYTHONPATH": str(install), "PATH": os.environ["PATH"], **environment}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, cwd="/", text=True, stdout=pipe, stderr=pipe)
+
+
+def assert_works(process: subprocess.Popen[str]) -> None:
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, output + errors
+
+
+def files(directory: Path) -> list[Path]:
+    return sorted(directory.rglob("*.kernel"))
+
+
+def test_kernels_are_kept_beside_the_sources(install: Path) -> None:
+    assert_works(start(install, {}))
+    assert len(files(install)) == 1
+    assert not list(install.rglob("*.tmp"))
+
+
+def test_a_read_only_install_without_a_home(install: Path, tmp_path: Path) -> None:
+    # Files stand where directories should be: what root cannot write either.
+    (install / "operators" / "kernels" / "__pycache__").write_bytes(b"")
+    (tmp_path / "home").write_bytes(b"")
+    (tmp_path / "tmp").mkdir()
+    environment = {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
+    assert_works(start(install, environment))
+    assert len(files(tmp_path / "tmp")) == 1
+    assert files(install) == []
+    directory = files(tmp_path / "tmp")[0].parent
+    assert directory.stat().st_mode & 0o777 == 0o700
+    # Nor is a directory used that somebody else could have filled.
+    directory.chmod(0o777)
+    files(tmp_path / "tmp")[0].write_bytes(b"planted")
+    assert_works(start(install, environment))
+    assert files(tmp_path / "tmp")[0].read_bytes() == b"planted"
+
+
+def test_nowhere_to_write_is_no_error(install: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.write_bytes(b"")
+    assert_works(start(install, {"BREVIS_CACHE_DIR": str(blocked)}))
+    assert files(tmp_path) == []
+
+
+def test_cold_processes_at_once_and_a_damaged_cache(install: Path, tmp_path: Path) -> None:
+    environment = {"BREVIS_CACHE_DIR": str(tmp_path / "cache")}
+    for process in [start(install, environment) for _ in range(2)]:
+        assert_works(process)
+    (kept,) = files(tmp_path / "cache")
+    assert files(install) == []
+    good = kept.read_bytes()
+    for damaged in (b"", good[:100], good[:-1], good[:3000] + bytes([good[3000] ^ 1]) + good[3001:]):
+        kept.write_bytes(damaged)
+        assert_works(start(install, environment))
+        assert len(kept.read_bytes()) == len(good)
+
+
+def test_an_edited_callee_is_noticed(install: Path, tmp_path: Path) -> None:
+    environment = {"BREVIS_CACHE_DIR": str(tmp_path / "cache")}
+    assert_works(start(install, environment))
+    with (install / "operators" / "kernels" / "memory.py").open("a") as source:
+        source.write("# edited\n")
+    assert_works(start(install, environment))
+    assert len(files(tmp_path / "cache")) == 2

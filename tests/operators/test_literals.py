@@ -1,0 +1,347 @@
+"""Encodings of literals: round trips, exact plans, the bytes of a plain second implementation, damage."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from operators.base import BLOCK_WORDS, Encoding, Plan, Stream
+from operators.errors import ArchiveError, DamageError, FormatError
+from operators.literals import lz
+from operators.literals.profile import LZ_GAIN, RANS_GAIN, Profiler, choose
+from operators.registry import ENCODINGS, ENCODINGS_BY_NAME
+from operators.words import Words, container
+from tests.operators import oracle
+from tests.strategies import KINDS, Case, cases, make_words
+
+NAMES = sorted(ENCODINGS_BY_NAME)
+ROOT = Path(__file__).parents[2]
+
+
+def blocks(words: Words) -> list[Words]:
+    return [words[start : start + BLOCK_WORDS] for start in range(0, words.size, BLOCK_WORDS)]
+
+
+def plan_of(encoding: Encoding, words: Words, stream: Stream) -> Plan | None:
+    profiler = Profiler(stream)
+    for block in blocks(words):
+        profiler.add(block)
+    return encoding.plan(profiler.finish())
+
+
+def payload_of(plan: Plan, words: Words) -> bytes:
+    writer = plan.writer()
+    for block in blocks(words):
+        writer.add(block)
+    return bytes(writer.finish())
+
+
+def decode(encoding: Encoding, payload: bytes, stream: Stream, pieces: int = BLOCK_WORDS) -> Words:
+    source = encoding.source(memoryview(payload), stream)
+    words = stream.empty()
+    for start in range(0, words.size, pieces):
+        source.read(words[start : start + pieces])
+    return words
+
+
+def encoded(encoding: Encoding, words: Words, stream: Stream) -> bytes | None:
+    """Encode, check the plan and that nothing was written to the words, decode."""
+    before = words.tobytes()
+    plan = plan_of(encoding, words, stream)
+    if plan is None:
+        return None
+    payload = payload_of(plan, words)
+    # A block leaves at most 7 bits in each of 4 streams; a lane of rANS ends in 3 to 4 bytes.
+    slack = 8 * len(blocks(words)) if encoding.name == "huffman" else 0
+    if encoding.name == "rans":
+        slack = 2 * 64 + 8 + len(payload) // 1024
+    assert plan.n_bytes - slack <= len(payload) <= plan.n_bytes
+    decoded = decode(encoding, payload, stream)
+    np.testing.assert_array_equal(decoded, words)
+    assert words.tobytes() == before
+    return payload
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(case=cases(widths=tuple(range(1, 65))), pieces=st.integers(1, 4000))
+def test_any_words_come_back_in_pieces_of_any_size(name: str, case: Case, pieces: int) -> None:
+    encoding = ENCODINGS_BY_NAME[name]
+    payload = encoded(encoding, case.words, case.stream)
+    if payload is not None:
+        np.testing.assert_array_equal(decode(encoding, payload, case.stream, pieces), case.words)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n_words", [0, 1, 2, 7, 4095, 4096, BLOCK_WORDS - 1, BLOCK_WORDS, BLOCK_WORDS + 1])
+@pytest.mark.parametrize("width_bits", [1, 4, 8, 10, 16, 24, 64])
+def test_edges_of_blocks(name: str, n_words: int, width_bits: int) -> None:
+    words = make_words("skewed", width_bits, n_words, 7)
+    encoded(ENCODINGS_BY_NAME[name], words, Stream(width_bits, n_words))
+
+
+@pytest.mark.parametrize("name", ["bitpack", "huffman", "rans"])
+def test_several_blocks_and_their_shorter_last_one(name: str) -> None:
+    n_words = 3 * BLOCK_WORDS + 5003
+    for width_bits in (6, 10):
+        words = make_words("skewed", width_bits, n_words, 11)
+        assert encoded(ENCODINGS_BY_NAME[name], words, Stream(width_bits, n_words)) is not None
+
+
+def test_a_second_run_of_rans() -> None:
+    n_words = oracle.RUN_WORDS + 5000
+    words = make_words("skewed", 8, n_words, 3)
+    encoded(ENCODINGS_BY_NAME["rans"], words, Stream(8, n_words))
+
+
+@given(case=cases(widths=(1, 2, 3, 5, 8, 9, 12, 16)))
+def test_bytes_are_those_of_the_plain_implementation(case: Case) -> None:
+    words = [int(word) for word in case.words]
+    assert encoded(ENCODINGS_BY_NAME["bitpack"], case.words, case.stream) == oracle.bitpack(
+        words, case.stream.width_bits
+    )
+    payload = encoded(ENCODINGS_BY_NAME["huffman"], case.words, case.stream)
+    if payload is not None:
+        assert payload == oracle.huffman(words)
+    payload = encoded(ENCODINGS_BY_NAME["rans"], case.words, case.stream)
+    if payload is not None:
+        assert payload == oracle.rans(words, payload[0])
+
+
+@pytest.mark.parametrize(("width_bits", "n_words"), [(5, 4099), (10, 6000), (8, 70001)])
+def test_bytes_of_split_blocks_and_many_lanes(width_bits: int, n_words: int) -> None:
+    words = make_words("skewed", width_bits, n_words, 5) + make_words("few", width_bits, n_words, 6)
+    words &= (1 << width_bits) - 1
+    plain = [int(word) for word in words]
+    stream = Stream(width_bits, n_words)
+    assert encoded(ENCODINGS_BY_NAME["huffman"], words, stream) == oracle.huffman(plain)
+    payload = encoded(ENCODINGS_BY_NAME["rans"], words, stream)
+    assert payload is not None
+    assert payload == oracle.rans(plain, payload[0])
+
+
+def test_codes_longer_than_the_primary_table() -> None:
+    """Counts that double give lengths up to the limit: the slow path of the decoder."""
+    words = np.repeat(np.arange(18, dtype=np.uint16) * 57, 1 << np.arange(18))
+    words = np.random.default_rng(1).permutation(words)
+    for n_words in (words.size, 3000):
+        part, stream = words[:n_words], Stream(10, n_words)
+        payload = encoded(ENCODINGS_BY_NAME["huffman"], part, stream)
+        assert payload == oracle.huffman([int(word) for word in part])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_words_of_every_alignment_and_read_only(name: str) -> None:
+    encoding, stream = ENCODINGS_BY_NAME[name], Stream(16, 5000)
+    words = make_words("skewed", 16, 5000, 2)
+    payload = encoded(encoding, words, stream)
+    assert payload == encoded(encoding, words.copy(), stream)
+    if payload is not None:
+        shifted = memoryview(b"x" + payload + b"y")[1:-1]
+        source, out = encoding.source(shifted, stream), stream.empty()
+        source.read(out)
+        np.testing.assert_array_equal(out, words)
+
+
+def test_small_literals_carry_no_overhead() -> None:
+    words = np.arange(10, dtype=np.uint8)
+    assert len(encoded(ENCODINGS_BY_NAME["raw"], words, Stream(8, 10)) or b"") == 10
+    assert len(encoded(ENCODINGS_BY_NAME["bitpack"], words, Stream(8, 10)) or b"") == 5
+    assert encoded(ENCODINGS_BY_NAME["bitpack"], np.zeros(1000, np.uint8), Stream(8, 1000)) == b""
+
+
+@pytest.mark.parametrize("width_bits", [8, 10, 16])
+def test_tables_cost_a_byte_per_word_or_less(width_bits: int) -> None:
+    rng = np.random.default_rng(4)
+    normal = np.clip(rng.normal(1 << (width_bits - 1), 1 << (width_bits - 4), 1 << 16), 0, (1 << width_bits) - 1)
+    scattered = rng.permutation(1 << width_bits)[: 1 << (width_bits - 3)]
+    scattered = scattered[rng.integers(0, scattered.size, 1 << 16)]
+    for values in (normal, scattered):
+        words = values.astype(container(width_bits))
+        stream = Stream(width_bits, words.size)
+        live = np.unique(words).size
+        plans: list[Any] = [plan_of(ENCODINGS_BY_NAME[name], words, stream) for name in ("huffman", "rans")]
+        assert len(plans[0].table) <= live + 4
+        # A frequency has up to 13 bits below its leading one.
+        assert plans[1] is None or len(plans[1].head) <= 2 * live + 4
+
+
+def test_choice_is_the_smallest_within_the_margins() -> None:
+    rng = np.random.default_rng(5)
+    for words, width_bits, name in (
+        (np.zeros(500, np.uint8), 8, "bitpack"),
+        (rng.integers(0, 256, 5000).astype(np.uint8), 8, "raw"),
+        (rng.integers(0, 32, 5000).astype(np.uint8), 8, "bitpack"),
+        (rng.geometric(0.5, 50000).astype(np.uint8), 8, "huffman"),
+        (np.minimum(rng.geometric(0.95, 50000), 9).astype(np.uint8), 8, "rans"),
+        (np.tile(rng.integers(0, 256, 700).astype(np.uint8), 90), 8, "lz"),
+    ):
+        stream = Stream(width_bits, words.size)
+        profiler = Profiler(stream)
+        profiler.add(words)
+        profile = profiler.finish()
+        chosen, plan = choose(profile)
+        assert chosen == name
+        sizes = {other.name: made.n_bytes for other in ENCODINGS.values() if (made := other.plan(profile)) is not None}
+        assert plan.n_bytes <= min(sizes.values()) * (1 + 1 / LZ_GAIN) * (1 + 1 / RANS_GAIN) + 1
+
+
+# -- damage -----------------------------------------------------------------------------------------
+
+
+def assert_refused_or_decoded(encoding: Encoding, payload: bytes, stream: Stream) -> None:
+    try:
+        decode(encoding, payload, stream)
+    except DamageError:
+        return
+
+
+SAMPLES = [
+    (name, kind, width_bits, n_words)
+    for name in NAMES
+    for kind, width_bits, n_words in (("skewed", 8, 300), ("few", 10, 5000), ("periodic", 16, 4096))
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "width_bits", "n_words"), SAMPLES)
+@settings(max_examples=150)
+@given(data=st.data())
+def test_damaged_payloads_are_refused_or_decode(
+    name: str, kind: str, width_bits: int, n_words: int, data: st.DataObject
+) -> None:
+    encoding, stream = ENCODINGS_BY_NAME[name], Stream(width_bits, n_words)
+    plan = plan_of(encoding, make_words(kind, width_bits, n_words, 1), stream)
+    if plan is None:
+        return
+    payload = bytearray(payload_of(plan, make_words(kind, width_bits, n_words, 1)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.one_of(st.integers(0, min(40, len(payload) - 1)), st.integers(0, len(payload) - 1)))
+        payload[at] ^= data.draw(st.integers(1, 255))
+    assert_refused_or_decoded(encoding, bytes(payload), stream)
+    assert_refused_or_decoded(encoding, bytes(payload[: data.draw(st.integers(0, len(payload)))]), stream)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(payload=st.binary(max_size=300), case=cases())
+def test_arbitrary_payloads_are_refused_or_decode(name: str, payload: bytes, case: Case) -> None:
+    assert_refused_or_decoded(ENCODINGS_BY_NAME[name], payload, case.stream)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_truncation_and_any_more_bytes_are_refused(name: str) -> None:
+    encoding = ENCODINGS_BY_NAME[name]
+    for kind, n_words in (("skewed", 97), ("periodic", 5000)):
+        stream = Stream(16, n_words)
+        plan = plan_of(encoding, make_words(kind, 16, n_words, 1), stream)
+        if plan is None:
+            continue
+        payload = payload_of(plan, make_words(kind, 16, n_words, 1))
+        lengths = range(len(payload)) if len(payload) < 500 else range(0, len(payload), 37)
+        shorter = [payload[:n] for n in lengths]
+        for damaged in (*shorter, payload + b"\0", payload + payload):
+            if name == "bitpack" and len(damaged) * 8 // n_words != len(payload) * 8 // n_words:
+                continue  # the length is the width
+            with pytest.raises(DamageError):
+                decode(encoding, damaged, stream)
+
+
+@pytest.mark.parametrize("name", ["huffman", "rans"])
+def test_most_flips_in_entropy_coded_bytes_change_the_words_or_are_refused(name: str) -> None:
+    stream = Stream(8, 3000)
+    words = make_words("skewed", 8, 3000, 1)
+    payload = encoded(ENCODINGS_BY_NAME[name], words, stream)
+    assert payload is not None
+    for at in range(len(payload)):
+        damaged = bytearray(payload)
+        damaged[at] ^= 1 << at % 8
+        try:
+            decoded = decode(ENCODINGS_BY_NAME[name], bytes(damaged), stream)
+        except DamageError:
+            continue
+        assert not np.array_equal(decoded, words), at
+
+
+def test_frames_beyond_the_promise_are_refused() -> None:
+    encoding, stream = ENCODINGS_BY_NAME["lz"], Stream(8, 1000)
+
+    def frame(n_bytes: int, **options: int) -> bytes:
+        parameters = zstandard.ZstdCompressionParameters.from_level(3, **{"write_content_size": 1, **options})
+        return zstandard.ZstdCompressor(compression_params=parameters).compress(bytes(n_bytes))
+
+    assert not decode(encoding, frame(1000), stream).any()
+    bomb = frame(1 << 24)
+    for payload in (
+        frame(999),
+        bomb,
+        frame(1000, write_content_size=0),
+        frame(1000, write_checksum=1),
+        frame(1000) + frame(1000),
+        # A frame that lies: it states 1000 bytes, but its blocks hold 16 MiB.
+        b"\x28\xb5\x2f\xfd\x60" + (1000 - 256).to_bytes(2, "little") + bomb[10:],
+    ):
+        with pytest.raises(FormatError):
+            decode(encoding, payload, stream)
+    window = zstandard.ZstdCompressionParameters.from_level(1, window_log=28, write_content_size=True)
+    compressor = zstandard.ZstdCompressor(compression_params=window).compressobj()
+    with pytest.raises(FormatError):
+        decode(encoding, compressor.compress(bytes(1000)) + compressor.flush(), stream)
+
+
+def test_lz_gives_up_on_what_only_starts_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lz, "_GIVE_UP_BYTES", 1 << 18)
+    stream = Stream(8, 1 << 20)
+    words = np.random.default_rng(1).integers(0, 256, 1 << 20).astype(np.uint8)
+    words[: 1 << 15] = 0
+    assert plan_of(ENCODINGS_BY_NAME["lz"], words, stream) is None
+
+
+def test_reads_beyond_the_end_are_refused() -> None:
+    for encoding in ENCODINGS.values():
+        stream = Stream(8, 100)
+        words = make_words("periodic", 8, 100, 1)
+        payload = encoded(encoding, words, stream)
+        if payload is not None:
+            with pytest.raises(ArchiveError):
+                encoding.source(memoryview(payload), stream).read(np.empty(101, np.uint8))
+
+
+# -- without the JIT ----------------------------------------------------------------------------------
+
+PRINT_DIGESTS = """
+import hashlib
+from tests.operators.test_literals import KINDS, NAMES, ENCODINGS_BY_NAME, Stream, encoded, make_words
+digest = hashlib.sha256()
+for name in NAMES:
+    for width_bits in (3, 8, 11, 16, 21, 64):
+        for kind in KINDS:
+            for n_words in (40, 300):
+                words = make_words(kind, width_bits, n_words, 9)
+                digest.update(encoded(ENCODINGS_BY_NAME[name], words, Stream(width_bits, n_words)) or b"-")
+    words = make_words("skewed", 9, 4200, 9)
+    digest.update(encoded(ENCODINGS_BY_NAME[name], words, Stream(9, 4200)) or b"-")
+print(digest.hexdigest())
+"""
+
+
+def test_interpreted_kernels_give_the_same_bytes() -> None:
+    assert KINDS
+    digests = [
+        subprocess.run(
+            [sys.executable, "-W", "error", "-c", PRINT_DIGESTS],
+            env=os.environ | {"NUMBA_DISABLE_JIT": jit},
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for jit in ("0", "1")
+    ]
+    assert digests[0] == digests[1]
