@@ -1,0 +1,154 @@
+"""A store in memory that watches its writers, and one around it that fails at a chosen call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from operators.errors import ChangedError, ExistsError, LimitError, NotFoundError, PathError
+from pipeline.store import Buffers, Listing, ObjectInfo, ObjectWriter
+
+
+@dataclass
+class MemoryStore:
+    """Objects in a dictionary; refuses, as a fault of the caller, to let an object change.
+
+    Attributes
+    ----------
+    log : list of (verb, key)
+        Every call so far.
+    """
+
+    objects: dict[str, bytes] = field(default_factory=dict)
+    log: list[tuple[str, str]] = field(default_factory=list)
+    url: str = "test:"
+    create_only: bool = True
+
+    def _called(self, verb: str, key: str) -> None:
+        self.log.append((verb, key))
+
+    def list(self, prefix: str = "") -> Listing:
+        self._called("list", prefix)
+        return [_info(key, data) for key, data in sorted(self.objects.items()) if key.startswith(prefix)]
+
+    def head(self, key: str) -> ObjectInfo:
+        self._called("head", key)
+        return _info(key, self._find(key))
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        self._called("get", key)
+        data = self._find(key)
+        if len(data) > max_bytes:
+            raise LimitError(f"at most {max_bytes} bytes", f"{len(data)}", key)
+        return data
+
+    def get_ranges(self, info: ObjectInfo, ranges: Sequence[tuple[int, int]]) -> Buffers:
+        self._called("get_ranges", info.key)
+        data = self._find(info.key)
+        if info.etag not in ("", _info(info.key, data).etag):
+            raise ChangedError("the planned generation", "another one", info.key)
+        assert all(0 <= start <= stop <= len(data) for start, stop in ranges)
+        return [memoryview(data)[start:stop] for start, stop in ranges]
+
+    def put_new(self, key: str, data: bytes) -> None:
+        self._called("put_new", key)
+        if key in self.objects and self.create_only:
+            raise ExistsError("a free key", "an object", key)
+        self.objects[key] = data
+
+    def put(self, key: str, data: bytes | Path) -> None:
+        self._called("put", key)
+        content = data.read_bytes() if isinstance(data, Path) else data
+        assert self.objects.get(key, content) == content, f"{key} was modified"
+        self.objects[key] = content
+
+    def delete(self, key: str) -> None:
+        self._called("delete", key)
+        self.objects.pop(key, None)
+
+    def create(self, key: str, *, overwrite: bool, n_bytes: int | None = None) -> ObjectWriter:
+        raise NotImplementedError
+
+    def refused_keys(self, keys: Sequence[str]) -> dict[str, PathError]:
+        return {}
+
+    def supports_create_only(self) -> bool:
+        return self.create_only
+
+    def _find(self, key: str) -> bytes:
+        try:
+            return self.objects[key]
+        except KeyError:
+            raise NotFoundError("an object", "none", key) from None
+
+
+def _info(key: str, data: bytes) -> ObjectInfo:
+    return ObjectInfo(key, len(data), f"{hash(data):x}")
+
+
+class Killed(BaseException):
+    """A process that ends here; no handler of the code under test may catch it."""
+
+
+VERBS = ("list", "head", "get", "get_ranges", "put_new", "put")
+
+
+class FaultyStore:
+    """A store that does something else at call number `call`, before or after the real one.
+
+    Parameters
+    ----------
+    store : MemoryStore
+    call : int
+        From 0.
+    after : bool
+        The call happens, then the fault: what a lost reply looks like.
+    fault : callable
+        Takes the store; raises, or does what another process does meanwhile.
+    """
+
+    url = "test:"
+
+    def __init__(self, store: MemoryStore, call: int, *, after: bool, fault: Callable[[MemoryStore], object]) -> None:
+        self._store = store
+        self._left = call
+        self._after = after
+        self._fault = fault
+        self.reached = False
+
+    def __getattr__(self, verb: str) -> Any:
+        real = getattr(self._store, verb)
+        return self._wrapped(real) if verb in VERBS else real
+
+    def _wrapped(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **named: Any) -> Any:
+            now = self._left == 0
+            self._left -= 1
+            self.reached |= now
+            if now and not self._after:
+                self._fault(self._store)
+            result = real(*args, **named)
+            if now and self._after:
+                self._fault(self._store)
+            return result
+
+        return called
+
+
+def kill(store: MemoryStore) -> NoReturn:
+    """End the process under test."""
+    raise Killed
+
+
+def at_every_call(fault: Callable[[MemoryStore], object]) -> Iterator[tuple[MemoryStore, FaultyStore]]:
+    """Yield an empty store with its faulty view, for every call before and after, until a run makes no more calls."""
+    for after in (False, True):
+        call = 0
+        reached = True
+        while reached:
+            store = MemoryStore()
+            faulty = FaultyStore(store, call, after=after, fault=fault)
+            yield store, faulty
+            call, reached = call + 1, faulty.reached

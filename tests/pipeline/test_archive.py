@@ -1,0 +1,760 @@
+"""The commit protocol: what every reader sees at every instant, whoever is killed and whoever races."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
+
+from operators.errors import (
+    ArchiveError,
+    ArchiveNotFoundError,
+    ChangedError,
+    ConflictError,
+    DamageError,
+    DeniedError,
+    FormatError,
+    NotFoundError,
+    StoreError,
+    UnsupportedError,
+    UsageError,
+)
+from pipeline import archive
+from pipeline.archive import (
+    Draft,
+    adopt_plan,
+    adopt_prior,
+    adopt_receipt,
+    checkpoints,
+    commit,
+    create_archive,
+    escape,
+    find_base,
+    find_receipt,
+    find_receipts,
+    find_snapshot,
+    is_unchanged,
+    load_manifest,
+    load_snapshot,
+    manifest_key,
+    open_archive,
+    plan_key,
+    receipt_key,
+    snapshot_key,
+)
+from pipeline.packs import pack_key
+from pipeline.plan import Finding, Plan, Task, make_plan
+from pipeline.rows import Row, from_parquet, to_parquet
+from pipeline.segments import layout_of
+from pipeline.snapshots import Snapshot, canonical_json, digest_of_json, from_json
+from pipeline.store import ObjectInfo, Store
+from tests import cases
+from tests.memory_store import FaultyStore, Killed, MemoryStore, at_every_call, kill
+from tests.strategies import damage
+
+RECIPE = digest_of_json("a recipe")
+OTHER_RECIPE = digest_of_json("another")
+TASK_BYTES = 6000
+
+
+def source() -> MemoryStore:
+    tensors: list[cases.Entry] = [("w", "BF16", [40, 100], cases.bf16(1, 4000)), ("b", "F32", [3], bytes(12))]
+    return MemoryStore(
+        {
+            "config.json": b'{"a": 1}',
+            "empty.txt": b"",
+            "model.safetensors": cases.safetensors(tensors),
+            "original/model.bin": cases.noise(1, 5000),
+        }
+    )
+
+
+def plan_of(store: MemoryStore) -> Plan:
+    files = store.list()
+
+    def read(info: ObjectInfo) -> Callable[[int, int], bytes]:
+        return lambda start, count: bytes(store.get_ranges(info, [(start, start + count)])[0])
+
+    layouts = [layout_of(read(info), info.key, info.n_bytes, 4096) for info in files]
+    return make_plan(files, layouts, TASK_BYTES)
+
+
+def work(archived: Store, origin: MemoryStore, run: str, task: Task) -> list[Row]:
+    """What a worker does, with records that are the bytes themselves."""
+    stored = find_receipt(archived, run, task)
+    if stored is not None:
+        return stored
+    pack, rows = b"", []
+    for part in task.parts:
+        for row in part.rows(task.ordinal):
+            data = bytes(origin.get_ranges(part.info, [(row.offset_bytes, row.offset_bytes + row.n_bytes)])[0])
+            digest = blake3(data).digest()
+            place: dict[str, Any] = {
+                "digest": digest,
+                "stored_digest": digest,
+                "stored_bytes": len(data),
+                "pack_offset": len(pack),
+            }
+            rows.append(replace(row, program="raw", expansions=0, **place))
+            pack += data
+    digest = blake3(pack).digest()
+    archived.put(pack_key(digest), pack)
+    return adopt_receipt(archived, run, task, [replace(row, pack=digest, pack_bytes=len(pack)) for row in rows])
+
+
+def drive(archived: Store, origin: MemoryStore, recipe: str = RECIPE, time: str = "2026-01-01T00:00:00Z") -> Snapshot:
+    """One run, as the driver does it."""
+    create_archive(archived)
+    files = origin.list()
+    base = find_base(archived, "model")
+    if base.snapshot is not None and is_unchanged(base, files, recipe):
+        return base.snapshot
+    draft = Draft("model", base.seq, recipe, tuple(files), (), "1")
+    plan = adopt_plan(archived, draft.run, plan_of(origin), files)
+    adopt_prior(archived, draft.run, b"prior")
+    done = find_receipts(archived, draft.run, plan.tasks)
+    rows = [row for task in plan.tasks for row in done.get(task.ordinal) or work(archived, origin, draft.run, task)]
+    return commit(archived, draft, rows, origin.list, time)
+
+
+def check(archived: MemoryStore, origin: MemoryStore) -> int:
+    """Check every invariant of a store at rest, and return the number of snapshots."""
+    for key, data in archived.objects.items():
+        kind, _, name = key.partition("/")
+        if kind == "packs":
+            assert name == f"{blake3(data).hexdigest()[:2]}/{blake3(data).hexdigest()}"
+        elif kind == "manifests":
+            assert name == f"{blake3(data).hexdigest()}.parquet"
+        elif "/receipts/" in key:
+            assert all(pack_key(row.pack or b"") in archived.objects for row in from_parquet(data))
+    count = 0
+    for checkpoint, numbers in checkpoints(archived).items():
+        assert numbers == list(range(1, len(numbers) + 1))
+        for seq in numbers:
+            snapshot = load_snapshot(archived, checkpoint, seq)
+            assert restore(archived, snapshot) == origin.objects
+            count += 1
+    assert not {verb for verb, _ in origin.log} - {"list", "get_ranges"}
+    return count
+
+
+def restore(archived: MemoryStore, snapshot: Snapshot) -> dict[str, bytes]:
+    files = {entry.key: b"" for entry in snapshot.files}
+    for row in load_manifest(archived, snapshot):
+        assert row.pack is not None
+        assert row.pack_offset is not None
+        files[row.file] += archived.objects[pack_key(row.pack)][row.pack_offset : row.pack_offset + row.n_bytes]
+    return files
+
+
+@pytest.fixture(autouse=True)
+def _serial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small requests one after the other, so that calls can be counted."""
+    monkeypatch.setattr(archive, "_each", lambda call, items: [call(item) for item in items])
+
+
+# -- a run --------------------------------------------------------------------------------------
+
+
+def test_a_run_commits_what_it_archived() -> None:
+    archived, origin = MemoryStore(), source()
+    snapshot = drive(archived, origin)
+    assert check(archived, origin) == 1
+    assert find_snapshot(archived) == snapshot == find_snapshot(archived, "model") == find_snapshot(archived, "model/1")
+    assert (snapshot.name, snapshot.base, snapshot.failures) == ("model/1", 0, ())
+    totals = snapshot.totals
+    assert (totals.files, totals.tensors) == (4, 2)
+    assert totals.source_bytes == sum(map(len, origin.objects.values())) == totals.stored_bytes
+    assert [entry.key for entry in snapshot.files] == list(origin.objects)
+
+
+def test_a_second_run_writes_nothing() -> None:
+    archived, origin = MemoryStore(), source()
+    first = drive(archived, origin)
+    archived.log.clear()
+    assert drive(archived, origin) == first
+    assert {verb for verb, _ in archived.log} <= {"get", "list"}
+
+
+def test_the_snapshot_is_written_last_and_packs_before_their_receipts() -> None:
+    archived = MemoryStore()
+    drive(archived, source())
+    writes = [key for verb, key in archived.log if verb in ("put", "put_new")]
+    assert writes[-1] == snapshot_key("model", 1)
+    assert writes[-2].startswith("manifests/")
+    kinds = [key.split("/")[-2] for key in writes if "receipts" in key or key.startswith("packs/")]
+    assert all(
+        first != "receipts" and second == "receipts" for first, second in zip(kinds[::2], kinds[1::2], strict=True)
+    )
+
+
+def test_another_recipe_or_another_source_is_a_snapshot_on_top() -> None:
+    archived, origin = MemoryStore(), source()
+    first, second = drive(archived, origin), drive(archived, origin, OTHER_RECIPE)
+    assert (second.name, second.base, second.content) == ("model/2", 1, first.content)
+    origin.objects["new.txt"] = b"new"
+    third = drive(archived, origin, OTHER_RECIPE)
+    assert (third.name, third.totals.files) == ("model/3", 5)
+    assert restore(archived, third) == origin.objects
+
+
+def test_time_and_place_do_not_change_the_content() -> None:
+    snapshots = [drive(MemoryStore(), source(), time=time) for time in ("2026-01-01T00:00:00Z", "2027-01-01T00:00:00Z")]
+    assert snapshots[0].content == snapshots[1].content
+    assert snapshots[0].manifest == snapshots[1].manifest
+    assert snapshots[0] == replace(snapshots[1], time=snapshots[0].time)
+
+
+def test_failed_files_are_named_and_the_next_run_tries_again() -> None:
+    archived, origin = MemoryStore(), source()
+    create_archive(archived)
+    files = tuple(origin.list())
+    failures = (Finding("original/model.bin", "denied", "no access"),)
+    draft = Draft("model", 0, RECIPE, files, failures, "1")
+    plan = plan_of(origin)
+    rows = [row for task in plan.tasks for row in work(archived, origin, draft.run, task)]
+    snapshot = commit(archived, draft, rows, origin.list, "")
+    assert snapshot.failures == failures
+    assert "original/model.bin" not in restore(archived, snapshot)
+    assert not is_unchanged(find_base(archived, "model"), files, RECIPE)
+    assert drive(archived, origin).name == "model/2"
+
+
+# -- killed at any point ------------------------------------------------------------------------
+
+
+def sweep() -> None:
+    """Kill a run before and after each of its calls; check, run again, check."""
+    calls = 0
+    for archived, faulty in at_every_call(kill):
+        origin = source()
+        try:
+            drive(faulty, origin)
+        except Killed:
+            calls += 1
+        assert check(archived, origin) <= 1
+        snapshot = drive(archived, origin)
+        assert snapshot.seq == 1
+        assert check(archived, origin) == 1
+    assert calls > 30
+
+
+def test_a_run_killed_at_any_call_leaves_the_old_state_or_the_new() -> None:
+    sweep()
+
+
+def test_the_sweep_notices_a_snapshot_before_its_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[tuple[Any, ...]] = []
+    publish, put_manifest = archive._publish, archive._put_manifest
+    monkeypatch.setattr(archive, "_put_manifest", lambda *args: late.append(args))
+
+    def publish_first(store: Store, snapshot: Snapshot) -> Snapshot:
+        stored = publish(store, snapshot)
+        put_manifest(*late.pop())
+        return stored
+
+    monkeypatch.setattr(archive, "_publish", publish_first)
+    with pytest.raises((AssertionError, NotFoundError)):
+        sweep()
+
+
+def test_the_sweep_notices_a_receipt_before_its_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    def put_later(store: MemoryStore, key: str, data: bytes) -> None:
+        if key.startswith("packs/"):
+            late[key] = data
+        else:
+            real(store, key, data)
+
+    def put_new_then_packs(store: MemoryStore, key: str, data: bytes) -> None:
+        real_new(store, key, data)
+        if "receipts" in key:
+            kill_point(store)
+            store.objects.update(late)
+
+    late: dict[str, bytes] = {}
+    real, real_new = MemoryStore.put, MemoryStore.put_new
+    monkeypatch.setattr(MemoryStore, "put", put_later)
+    monkeypatch.setattr(MemoryStore, "put_new", put_new_then_packs)
+
+    def kill_point(store: MemoryStore) -> None:
+        check(store, source())
+
+    with pytest.raises(AssertionError):
+        drive(MemoryStore(), source())
+
+
+def test_a_resumed_run_does_no_task_twice() -> None:
+    archived, origin = MemoryStore(), source()
+    faulty = FaultyStore(archived, 14, after=True, fault=kill)
+    with pytest.raises(Killed):
+        drive(faulty, origin)
+    done = {key for key in archived.objects if "receipts" in key}
+    assert 0 < len(done) < len(plan_of(origin).tasks)
+    archived.log.clear()
+    drive(archived, origin)
+    written = {key for verb, key in archived.log if verb == "put_new"}
+    assert not written & done
+    assert sum(verb == "put" and key.startswith("packs/") for verb, key in archived.log) == len(
+        [key for key in written if "receipts" in key]
+    )
+
+
+# -- lost replies -------------------------------------------------------------------------------
+
+
+def lose(store: MemoryStore) -> None:
+    raise StoreError("an answer", "a closed connection")
+
+
+def test_any_lost_reply_is_an_error_of_the_store_or_no_matter_but_never_a_conflict() -> None:
+    finished = 0
+    for archived, faulty in at_every_call(lose):
+        origin = source()
+        try:
+            drive(faulty, origin)
+            finished += 1
+        except StoreError as error:
+            assert type(error) is StoreError  # noqa: PT017 -- a lost reply is not taken for another outcome
+        check(archived, origin)
+        assert drive(archived, origin).seq == 1
+        assert check(archived, origin) == 1
+    assert finished > 15  # every create-only put settles itself
+
+
+class Puts:
+    """A store whose create-only puts follow a script."""
+
+    def __init__(self, *script: str) -> None:
+        self.script = list(script)
+        self.stored: bytes | None = None
+
+    def put_new(self, key: str, data: bytes) -> None:
+        step = self.script.pop(0)
+        if step in ("ok", "lost"):
+            self.stored = data
+        if step == "denied":
+            raise DeniedError("access", "none", key)
+        if step != "ok":
+            raise StoreError("an answer", "none", key)
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        if self.script and self.script[0] == "deaf":
+            raise StoreError("an answer", "none", key)
+        if self.stored is None:
+            raise NotFoundError("an object", "none", key)
+        return self.stored
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (("ok",), None),
+        (("lost",), None),  # stored, though it looked like a failure
+        (("failed", "ok"), None),  # certainly not stored: sent again
+        (("failed", "failed", "lost"), None),
+        (("failed", "failed", "failed"), StoreError),  # certainly not stored, for good
+        (("lost", "deaf"), StoreError),  # unknown
+        (("denied",), DeniedError),
+    ],
+)
+def test_the_outcome_of_a_create_only_put(script: tuple[str, ...], expected: type[ArchiveError] | None) -> None:
+    store: Any = Puts(*script)
+    if expected is None:
+        assert archive._create(store, "key", b"data") == b"data"
+    else:
+        with pytest.raises(expected) as caught:
+            archive._create(store, "key", b"data")
+        assert type(caught.value) is expected
+
+
+def test_an_unknown_outcome_says_so() -> None:
+    store: Any = Puts("lost", "deaf")
+    with pytest.raises(StoreError, match="to know whether the object is stored"):
+        archive._create(store, "key", b"data")
+
+
+# -- two writers --------------------------------------------------------------------------------
+
+
+def test_a_twin_that_runs_at_any_point_changes_nothing() -> None:
+    for archived, faulty in at_every_call(lambda store: drive(store, source(), time="then")):
+        origin = source()
+        snapshot = drive(faulty, origin)
+        assert snapshot.seq == 1
+        assert check(archived, origin) == 1
+        assert find_snapshot(archived) == snapshot
+
+
+def test_another_run_that_commits_first_is_a_conflict_and_the_rerun_goes_on_top() -> None:
+    conflicts = 0
+    for archived, faulty in at_every_call(lambda store: drive(store, source(), OTHER_RECIPE)):
+        origin = source()
+        try:
+            drive(faulty, origin)
+        except ConflictError as error:
+            assert error.exit_code == 11  # noqa: PT017 -- some points conflict, others do not
+            conflicts += 1
+            assert find_snapshot(archived).recipe == OTHER_RECIPE
+            assert drive(archived, origin).name == "model/2"
+        assert check(archived, origin) in (1, 2)
+        assert {load_snapshot(archived, "model", seq).recipe for seq in checkpoints(archived)["model"]} >= {RECIPE}
+    assert conflicts > 20
+
+
+class Turns:
+    """Lets one of several threads run at a time; which, is drawn at every call of a store."""
+
+    def __init__(self, seed: int, count: int) -> None:
+        self._random = random.Random(seed)
+        self._alive = list(range(count))
+        self._current = 0
+        self._changed = threading.Condition()
+
+    def pass_on(self, me: int, *, leave: bool = False) -> None:
+        with self._changed:
+            if leave:
+                self._alive.remove(me)
+            if self._alive:
+                self._current = self._random.choice(self._alive)
+            self._changed.notify_all()
+            if not leave:
+                assert self._changed.wait_for(lambda: self._current == me, timeout=30)
+
+
+class SteppedStore(MemoryStore):
+    """A view of shared objects whose every call waits for its turn."""
+
+    def __init__(self, objects: dict[str, bytes], turns: Turns, me: int) -> None:
+        super().__init__(objects)
+        self.turns, self.me = turns, me
+
+    def _called(self, verb: str, key: str) -> None:
+        self.turns.pass_on(self.me)
+        super()._called(verb, key)
+
+
+def race(store: SteppedStore, recipe: str, outcomes: list[Snapshot | ConflictError]) -> None:
+    """One of several drivers: waits for its first turn, and gives way when it is done."""
+    store.turns.pass_on(store.me)
+    try:
+        outcomes.append(drive(store, source(), recipe, f"by {store.me}"))
+    except ConflictError as error:
+        outcomes.append(error)
+    finally:
+        store.turns.pass_on(store.me, leave=True)
+
+
+@pytest.mark.parametrize("recipes", [(RECIPE, RECIPE), (RECIPE, OTHER_RECIPE), (RECIPE, OTHER_RECIPE, RECIPE)])
+def test_racing_drivers_leave_whole_snapshots(recipes: tuple[str, ...]) -> None:
+    for seed in range(25):
+        objects: dict[str, bytes] = {}
+        turns = Turns(seed, len(recipes))
+        outcomes: list[Snapshot | ConflictError] = []
+        threads = [
+            threading.Thread(target=race, args=(SteppedStore(objects, turns, me), recipe, outcomes))
+            for me, recipe in enumerate(recipes)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(outcomes) == len(recipes)
+        archived = MemoryStore(objects)
+        count = check(archived, source())
+        committed = [load_snapshot(archived, "model", seq) for seq in range(1, count + 1)]
+        assert {outcome for outcome in outcomes if isinstance(outcome, Snapshot)} == set(committed)
+        assert len(committed) >= len(set(recipes)) - sum(isinstance(found, ConflictError) for found in outcomes)
+
+
+# -- a source that changes ----------------------------------------------------------------------
+
+
+def test_a_file_that_changed_after_it_was_read_is_not_committed() -> None:
+    archived, origin = MemoryStore(), source()
+    listing = origin.list
+
+    def changed() -> list[ObjectInfo]:
+        return [replace(info, etag="other") if info.key == "config.json" else info for info in listing()]
+
+    create_archive(archived)
+    draft = Draft("model", 0, RECIPE, tuple(listing()), (), "1")
+    rows = [row for task in plan_of(origin).tasks for row in work(archived, origin, draft.run, task)]
+    with pytest.raises(ChangedError, match=r"config\.json"):
+        commit(archived, draft, rows, changed, "")
+    assert not checkpoints(archived)
+    assert commit(archived, draft, rows, lambda: listing()[1:], "").seq == 1  # gone, but read whole before
+
+
+def test_a_run_on_a_changed_source_is_another_run() -> None:
+    origin = source()
+    before = Draft("model", 0, RECIPE, tuple(origin.list()), (), "1").run
+    origin.objects["config.json"] += b" "
+    assert Draft("model", 0, RECIPE, tuple(origin.list()), (), "1").run != before
+    assert Draft("model", 1, RECIPE, tuple(source().list()), (), "1").run != before
+    assert Draft("other", 0, RECIPE, tuple(source().list()), (), "1").run != before
+    assert Draft("model", 0, OTHER_RECIPE, tuple(source().list()), (), "1").run != before
+
+
+# -- what a commit refuses ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def ready() -> tuple[MemoryStore, Draft, list[Row]]:
+    archived, origin = MemoryStore(), source()
+    draft = Draft("model", 0, RECIPE, tuple(origin.list()), (), "1")
+    return archived, draft, [row for task in plan_of(origin).tasks for row in work(archived, origin, draft.run, task)]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda rows: rows[:-1],
+        lambda rows: rows[1:],
+        lambda rows: [*rows, rows[0]],
+        lambda rows: [replace(rows[0], n_bytes=rows[0].n_bytes - 1), *rows[1:]],
+        lambda rows: [replace(rows[0], pack=None), *rows[1:]],
+        lambda rows: [replace(rows[0], digest=None), *rows[1:]],
+        lambda rows: [replace(row, pack_bytes=(row.pack_bytes or 0) + place) for place, row in enumerate(rows)],
+    ],
+)
+def test_rows_that_do_not_tile_are_not_committed(
+    ready: tuple[MemoryStore, Draft, list[Row]], spoil: Callable[[list[Row]], list[Row]]
+) -> None:
+    archived, draft, rows = ready
+    with pytest.raises(FormatError):
+        commit(archived, draft, spoil(rows), lambda: draft.inventory, "")
+    assert not checkpoints(archived)
+
+
+@pytest.mark.parametrize("change", [lambda _: None, lambda data: data[:-1]])
+def test_a_pack_that_is_gone_or_short_is_not_committed(
+    ready: tuple[MemoryStore, Draft, list[Row]], change: Callable[[bytes], bytes | None]
+) -> None:
+    archived, draft, rows = ready
+    key = pack_key(rows[-1].pack or b"")
+    data = change(archived.objects.pop(key))
+    if data is not None:
+        archived.objects[key] = data
+    with pytest.raises(NotFoundError, match="packs/"):
+        commit(archived, draft, rows, lambda: draft.inventory, "")
+    assert not checkpoints(archived)
+
+
+def test_a_manifest_that_reads_back_otherwise_is_not_committed(
+    ready: tuple[MemoryStore, Draft, list[Row]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archived, draft, rows = ready
+    monkeypatch.setattr(MemoryStore, "get", lambda *_, **__: b"other bytes")
+    with pytest.raises(DamageError):
+        commit(archived, draft, rows, lambda: draft.inventory, "")
+    monkeypatch.undo()
+    assert not checkpoints(archived)
+
+
+def test_a_receipt_of_other_segments_is_refused() -> None:
+    archived, origin = MemoryStore(), source()
+    run, tasks = digest_of_json("run"), plan_of(origin).tasks
+    work(archived, origin, run, tasks[0])
+    archived.objects[receipt_key(run, 1)] = archived.objects[receipt_key(run, 0)]
+    with pytest.raises(FormatError, match="segments of this task"):
+        find_receipt(archived, run, tasks[1])
+
+
+def test_an_adopted_plan_is_the_stored_one_and_names_what_it_leaves_out() -> None:
+    archived, origin = MemoryStore(), source()
+    files, ours = origin.list(), plan_of(origin)
+    others = make_plan(files[:3], [layout_of(lambda *_: b"", info.key, info.n_bytes) for info in files[:3]], 10_000)
+    archived.objects[plan_key("run")] = to_parquet(others.rows())
+    adopted = adopt_plan(archived, "run", ours, files)
+    assert adopted.tasks == others.tasks
+    assert [finding.key for finding in adopted.failures] == ["original/model.bin"]
+    assert adopted.files == tuple(files[:3])
+    assert adopt_plan(MemoryStore(), "run", ours, files) is ours
+
+
+# -- names and reading --------------------------------------------------------------------------
+
+
+@given(st.text(min_size=1, max_size=12))
+def test_names_of_checkpoints_are_one_part_of_a_key_and_come_back(name: str) -> None:
+    escaped = escape(name)
+    assert set(escaped) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-%")
+    assert not escaped.startswith(".")
+    assert list(checkpoints(MemoryStore({f"snapshots/{escaped}/00000001.json": b""}))) == [name]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "é" * 100])
+def test_names_that_no_key_holds_are_refused(name: str) -> None:
+    with pytest.raises(UsageError):
+        escape(name)
+
+
+def test_snapshots_are_found_by_name() -> None:
+    archived, origin = MemoryStore(), source()
+    with pytest.raises(ArchiveNotFoundError) as caught:
+        find_snapshot(archived)
+    assert caught.value.exit_code == 10
+    create_archive(archived)
+    with pytest.raises(ArchiveNotFoundError):
+        find_snapshot(archived)
+    drive(archived, origin)
+    second = drive(archived, origin, OTHER_RECIPE)
+    assert find_snapshot(archived) == second
+    assert find_snapshot(archived, "model/1").seq == 1
+    for name in ("other", "model/3", "model/x", "other/1"):
+        with pytest.raises(ArchiveNotFoundError):
+            find_snapshot(archived, name)
+    archived.objects[snapshot_key("a/b", 7)] = b""
+    with pytest.raises(UsageError, match="several"):
+        find_snapshot(archived)
+    assert checkpoints(archived) == {"a/b": [7], "model": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"brevis archive, layout 1\n", UnsupportedError),
+        (b"brevis archive, layout 00\n", FormatError),
+        (b"something else", FormatError),
+        (b"", FormatError),
+    ],
+)
+def test_other_formats_are_refused(data: bytes, expected: type[ArchiveError]) -> None:
+    with pytest.raises(expected):
+        open_archive(MemoryStore({"FORMAT": data}))
+    with pytest.raises(expected):
+        create_archive(MemoryStore({"FORMAT": data}))
+
+
+def test_a_store_that_lets_anybody_overwrite_is_refused_unless_promised_to_one() -> None:
+    store = MemoryStore(create_only=False)
+    with pytest.raises(UsageError, match="create-only"):
+        create_archive(store)
+    create_archive(store, single_writer=True)
+    open_archive(store)
+
+
+def edited(data: bytes, **changes: Any) -> bytes:
+    """Return a snapshot with other fields, and the digest that fits them."""
+    content = {**json.loads(data), **changes}
+    content = {name: value for name, value in content.items() if value is not ... and name != "digest"}
+    return canonical_json({**content, "digest": digest_of_json(content)}) + b"\n"
+
+
+@pytest.fixture(scope="module")
+def committed() -> tuple[MemoryStore, str]:
+    archived = MemoryStore()
+    drive(archived, source())
+    return archived, snapshot_key("model", 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"layout_version": 1}, UnsupportedError),
+        ({"features": ["books"]}, UnsupportedError),
+        ({"features": "books"}, FormatError),
+        ({"layout_version": True}, FormatError),
+        ({"layout_version": ...}, FormatError),
+        ({"seq": -1}, FormatError),
+        ({"seq": "1"}, FormatError),
+        ({"seq": 1 << 64}, FormatError),
+        ({"run": "x"}, FormatError),
+        ({"manifest": "../" + "0" * 61}, FormatError),
+        ({"files": {}}, FormatError),
+        ({"files": [[]]}, FormatError),
+        ({"files": [{"key": "a"}]}, FormatError),
+        ({"failures": [{"key": 1, "reason": "", "detail": ""}]}, FormatError),
+        ({"totals": {}}, FormatError),
+        ({"totals": {"files": 1, "more": 1}}, FormatError),
+        ({"extra": 1}, FormatError),
+        ({"time": None}, FormatError),
+        ({"content": ...}, FormatError),
+    ],
+)
+def test_snapshots_of_another_kind_are_refused(
+    committed: tuple[MemoryStore, str], changes: dict[str, Any], expected: type[ArchiveError]
+) -> None:
+    archived, key = committed
+    with pytest.raises(expected):
+        from_json(edited(archived.objects[key], **changes), key)
+
+
+@pytest.mark.parametrize(
+    "spell",
+    [
+        lambda data: b" " + data,
+        lambda data: data[:-1],
+        lambda data: data.replace(b'"seq":1', b'"seq": 1'),
+        lambda _: b"[" * 100_000,
+        lambda _: b"[]",
+        lambda _: b"\xff",
+        lambda data: data.replace(b'"seq":1', b'"seq":1.0'),
+        lambda data: data.replace(b'"seq":1', b'"seq":1,"seq":1'),
+    ],
+)
+def test_other_spellings_of_a_snapshot_are_refused(
+    committed: tuple[MemoryStore, str], spell: Callable[[bytes], bytes]
+) -> None:
+    archived, key = committed
+    with pytest.raises(FormatError):
+        from_json(spell(archived.objects[key]), key)
+
+
+def test_every_flip_and_every_cut_of_a_snapshot_is_noticed(committed: tuple[MemoryStore, str]) -> None:
+    archived, key = committed
+    data = archived.objects[key]
+    for position in range(len(data)):
+        for bit in range(8):
+            damaged = data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :]
+            with pytest.raises((FormatError, UnsupportedError)):
+                from_json(damaged, key)
+        with pytest.raises(FormatError):
+            from_json(data[:position], key)
+
+
+@given(st.data())
+def test_damage_of_a_manifest_is_noticed(data: st.DataObject) -> None:
+    archived = MemoryStore()
+    snapshot = drive(archived, source())
+    key = manifest_key(snapshot.manifest)
+    archived.objects[key] = data.draw(damage(archived.objects[key]))
+    with pytest.raises(DamageError):
+        load_manifest(archived, snapshot)
+
+
+def test_a_snapshot_of_another_place_is_refused() -> None:
+    archived = MemoryStore()
+    drive(archived, source())
+    archived.objects[snapshot_key("model", 2)] = archived.objects[snapshot_key("model", 1)]
+    with pytest.raises(FormatError, match="copied"):
+        find_snapshot(archived, "model/2")
+    archived.objects[snapshot_key("twin", 1)] = archived.objects[snapshot_key("model", 1)]
+    with pytest.raises(FormatError, match="copied"):
+        find_snapshot(archived, "twin")
+
+
+def test_a_damaged_newest_snapshot_is_told_and_gone_on_from() -> None:
+    archived, origin = MemoryStore(), source()
+    drive(archived, origin)
+    archived.objects[snapshot_key("model", 1)] = b"{}"
+    base = find_base(archived, "model")
+    assert (base.seq, base.snapshot) == (1, None)
+    assert isinstance(base.fault, DamageError)
+    assert drive(archived, origin).name == "model/2"
+
+
+def test_missing_manifests_are_named() -> None:
+    archived = MemoryStore()
+    snapshot = drive(archived, source())
+    del archived.objects[manifest_key(snapshot.manifest)]
+    with pytest.raises(NotFoundError, match="manifests/"):
+        load_manifest(archived, snapshot)
