@@ -84,6 +84,8 @@ def count(evidence: Evidence, hole: Hole, winner: Template | None) -> None:
             won = edge
             gain_q10 = max(0, hole.literal.bits_q8 - edge.cost_q8) * 1024 // max(1, hole.literal.bits_q8)
         evidence.add(hole, edge.name, gain_q10)
+    for name in hole.refused:
+        evidence.add(hole, name, None)
     if won is not None and winner is not None:
         for child, below in zip(won.children, winner.children, strict=True):
             count(evidence, child, below)

@@ -90,13 +90,15 @@ class Hole:
         Bits of the prior for the edges above.
     edges : list of Edge
         Tried so far.
+    refused : list of str
+        Productions that were tried and did not apply.
     cut_order : list of int or None
         Cuts of the words in two, the best first, once they have been ranked.
     """
 
     __slots__ = (
-        "best_edge", "best_q8", "closed", "columns", "cut_order", "depth", "edges", "features", "is_float", "literal", "parent",
-        "path_q10", "region", "setting", "source", "stream", "summary", "tag",
+        "best_edge", "best_q8", "closed", "columns", "cut_order", "depth", "edges", "features", "is_float", "literal",
+        "parent", "path_q10", "refused", "region", "setting", "source", "stream", "summary", "tag",
     )  # fmt: skip
 
     def __init__(
@@ -134,6 +136,7 @@ class Hole:
         self.best_q8 = self.literal.bits_q8
         self.best_edge: Edge | None = None
         self.edges: list[Edge] = []
+        self.refused: list[str] = []
         self.cut_order: list[int] | None = None
 
     @property

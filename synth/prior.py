@@ -144,6 +144,15 @@ class Prior:
                 row[name] = (before[0] + offers, before[1] + wins, before[2] + gains)
         return Prior(merged, self.provenance + own.provenance)
 
+    def pruned(self, min_offers: int = 2) -> Prior:
+        """Return this prior without what was seen fewer times in any context but the coarser ones imply."""
+        kept: dict[str, dict[str, Counts]] = {}
+        for context, productions in self.evidence.items():
+            row = {name: counts for name, counts in productions.items() if counts[0] >= min_offers or counts[1]}
+            if row:
+                kept[context] = row
+        return Prior(kept, self.provenance, self.informed)
+
     def dump(self) -> bytes:
         """Return canonical JSON: the same evidence is always the same bytes."""
         content = {

@@ -6,9 +6,10 @@ expansions, never seconds. The key of an open production is
     max(0, size of the best program forced through it - size of the best program)
     + lambda * size of the literal * -log2 of the chance of the path
 
-and that of exact structure comes before all others. Lambda is 0.01 for the first 64 expansions, then 0.03 (measured: any constant is worse somewhere). Keys are
-computed again when popped and pushed back if they have grown. Ties go to the older hole, then to the order
-of the catalogue. All of it is integers, so the same words, options and prior give the same program.
+and that of exact structure comes before all others. Lambda is 0.01 for the first 64 expansions, then 0.03
+(measured: any constant is worse somewhere). Keys are computed again when popped and pushed back if they have
+grown. Ties go to the older hole, then to the order of the catalogue. All of it is integers, so the same
+words, options and prior give the same program.
 
 Bounds, both admissible: a hole cannot save more than its own cost; at the last level, splits and maps
 cannot go below the entropy of the words. A hole that the first rules out waits until an improvement
@@ -145,6 +146,7 @@ class Search:
         step = production.step(hole)
         expansion = step.expand(hole) if step is not None else None
         if step is None or expansion is None:
+            hole.refused.append(production.name)
             return
         edge = Edge(hole, production.name, step, expansion[0], expansion[1], belief.bits_q10)
         hole.edges.append(edge)
@@ -184,7 +186,7 @@ class Search:
         """Queue what may be tried at `hole` and has not been."""
         options = self.options
         depth = min(options.depth, 1) if options.order == "depth1" else options.depth
-        tried = {edge.name for edge in hole.edges}
+        tried = {edge.name for edge in hole.edges} | set(hole.refused)
         names = contexts(hole)
         least_q8 = self.root.literal.bits_q8 * options.min_gain_ppm // 1_000_000
         left = []
