@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.memory import load_u64, store_u64
 
-MAX_SYMBOLS = 1 << 15
-"""Most words that occur: as many as codes of 15 bits can tell apart."""
+MAX_SYMBOLS = 1 << 14
+"""Most words that occur: as many as codes and frequencies of 14 bits can tell apart."""
 _M_ORDER = 4
 
 

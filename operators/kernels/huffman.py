@@ -1,4 +1,4 @@
-"""Canonical Huffman codes of at most 15 bits: lengths, tables, blocks of interleaved streams.
+"""Canonical Huffman codes of at most 14 bits: lengths, tables, blocks of interleaved streams.
 
 A code of length l is written with its most significant bit first, into bytes filled from the least
 significant bit; so the bits of a canonical code are stored reversed, and a decoder finds the next
@@ -16,7 +16,7 @@ bits
 =======  ===============================================================
 """
 
-# mypy: disable-error-code="no-any-return, assignment"
+# mypy: disable-error-code="no-any-return, assignment, return-value"
 from __future__ import annotations
 
 from typing import Any
@@ -28,8 +28,8 @@ from operators.kernels.alphabet import peek
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.memory import copy_bytes, load_u64, store_u64
 
-MAX_LENGTH = 15
-"""Bits of the longest code."""
+MAX_LENGTH = 14
+"""Bits of the longest code: four of them and 7 more bits fit into 64."""
 PRIMARY_BITS = 12
 """Bits that index the decoding table."""
 STREAMS = 4
@@ -39,7 +39,8 @@ SPLIT_WORDS = 1 << 12
 _LOOKUPS = 4  # of PRIMARY_BITS each from one load of at least 57 bits
 _ESCAPE = np.uint64(1 << 6)
 _ESCAPES = np.uint64(7 << 6)  # sum of up to _LOOKUPS of them
-_ENTRY_BYTES = 8  # written per look-up, up to 6 of them words
+_ROUND_IN = 8  # bytes that the codes of a round take at most: 4 * 12 bits, and an escape's
+_ROUND_OUT = 26  # bytes that a round writes at most: 8 at each of 4 look-ups, up to 6 of them words
 
 
 @kernel("lengths")
@@ -51,7 +52,7 @@ def limited_lengths(counts: NDArray[np.int64], limit: int, lengths: NDArray[np.i
     counts : int64 array, shape (m,)
         Ascending, positive, at most ``2**limit`` of them.
     limit : int
-        1 to 15.
+        1 to `MAX_LENGTH`.
     lengths : int64 array, shape (m,)
         Set, descending. A single symbol gets length 0.
 
@@ -98,17 +99,17 @@ def canonical_codes(lengths: NDArray[np.int64], codes: NDArray[np.int64]) -> int
     Parameters
     ----------
     lengths : int64 array, shape (m,)
-        0 to 15 each; m = 1 needs length 0, any more need 1 to 15.
+        0 to 15 each; m = 1 needs length 0, any more need 1 to `MAX_LENGTH`.
     codes : int64 array, shape (m,)
     """
     m = lengths.size
     if m == 1:
         codes[0] = 0
         return 0 if lengths[0] == 0 else -1
-    n_of = np.zeros(MAX_LENGTH + 1, np.int64)
+    n_of = np.zeros(16, np.int64)
     for i in range(m):
         n_of[lengths[i]] += 1
-    if n_of[0]:
+    if n_of[0] or n_of[MAX_LENGTH + 1]:
         return -1
     following = np.zeros(MAX_LENGTH + 1, np.int64)
     code = 0
@@ -131,11 +132,11 @@ def canonical_codes(lengths: NDArray[np.int64], codes: NDArray[np.int64]) -> int
 
 @kernel("table")
 def encoding_table(
-    symbols: NDArray[np.int64], lengths: NDArray[np.int64], codes: NDArray[np.int64], table: NDArray[np.uint32]
+    symbols: NDArray[np.int64], lengths: NDArray[np.int64], codes: NDArray[np.int64], table: NDArray[np.uint64]
 ) -> None:
-    """Set ``table[word] = code | length << 16``."""
+    """Set ``table[word] = code << (64 - length) | length``, for lengths from 1 on."""
     for i in range(symbols.size):
-        table[symbols[i]] = np.uint32(codes[i]) | (np.uint32(lengths[i]) << np.uint32(16))
+        table[symbols[i]] = (np.uint64(codes[i]) << np.uint64(64 - lengths[i])) | np.uint64(lengths[i])
 
 
 @kernel("single", "many", "by_length", "ordered")
@@ -202,38 +203,47 @@ def decoding_tables(
 
 
 @inlined
-def _append(word: Any, table: Any, held: Any, n: Any) -> Any:
-    entry = np.uint64(table[word])
-    return held | ((entry & np.uint64(0xFFFF)) << n), n + (entry >> np.uint64(16))
+def _append(words: Any, i: Any, table: Any, held: Any, n: Any) -> Any:
+    """Put a code above those held, which lie at the top of 64 bits; `n` counts them in its low 6 bits.
+
+    What the entry leaves in the low bits falls out with the next code.
+    """
+    entry = table[words[i]]
+    return (held >> (entry & np.uint64(63))) | entry, n + entry
 
 
 @inlined
-def _append3(words: Any, i: Any, table: Any, held: Any, n: Any, out: Any, o: Any) -> Any:
-    """Append three codes, at most 45 bits beside the 7 held, and store the whole bytes."""
-    held, n = _append(words[i], table, held, n)
-    held, n = _append(words[i + 1], table, held, n)
-    held, n = _append(words[i + 2], table, held, n)
-    store_u64(out, o, held)
-    return held >> (n & np.uint64(56)), n & np.uint64(7), o + (n >> np.uint64(3))
+def _append4(words: Any, i: Any, table: Any, held: Any, n: Any, out: Any, o: Any) -> Any:
+    """Append four codes, at most 56 bits to the 7 held, and store the whole bytes."""
+    low = np.uint64(63)
+    held, n = _append(words, i, table, held, n)
+    held, n = _append(words, i + np.uint64(1), table, held, n)
+    held, n = _append(words, i + np.uint64(2), table, held, n)
+    held, n = _append(words, i + np.uint64(3), table, held, n)
+    held &= ~low
+    n &= low
+    store_u64(out, o, held >> ((np.uint64(0) - n) & low))
+    return held, n & np.uint64(7), o + (n >> np.uint64(3))
 
 
 @inlined
-def _append_rest(words: Any, i: Any, end: Any, table: Any, held: Any, n: Any, out: Any, o: Any) -> Any:
-    """Append the last codes of a stream; return the bytes after its end."""
-    while i < end:
-        held, n = _append(words[i], table, held, n)
-        store_u64(out, o, held)
+def _append_rest(words: Any, i: Any, table: Any, held: Any, n: Any, out: Any, o: Any) -> Any:
+    """Append the last codes of a stream; return the byte after its end."""
+    low = np.uint64(63)
+    for k in range(i, words.size):
+        held, n = _append(words, np.uint64(k), table, held, n)
+        held &= ~low
+        n &= low
+        store_u64(out, o, held >> ((np.uint64(0) - n) & low))
         o += n >> np.uint64(3)
-        held >>= n & np.uint64(56)
         n &= np.uint64(7)
-        i += 1
     return o + np.uint64(1) if n > np.uint64(0) else o
 
 
 @kernel("out", "scratch", "sizes")
 def encode_block(
     words: NDArray[Any],
-    table: NDArray[np.uint32],
+    table: NDArray[np.uint64],
     out: NDArray[np.uint8],
     scratch: NDArray[np.uint8],
     sizes: NDArray[np.uint16],
@@ -244,7 +254,7 @@ def encode_block(
     ----------
     words : Words, shape (n,)
         One block. With 4 `sizes`, stream k has the words from ``k * ceil(n / 4)`` on.
-    table : uint32 array
+    table : uint64 array
         Of `encoding_table`.
     out : uint8 array
         Has room for all of it.
@@ -256,25 +266,25 @@ def encode_block(
     zero = np.uint64(0)
     step = (n_words + sizes.size - 1) // sizes.size
     area = np.uint64(2 * step + 16)
-    i = 0
     if sizes.size == STREAMS:
         b, c, d = step, 2 * step, 3 * step
         oa, ob, oc, od = zero, area, area * np.uint64(2), area * np.uint64(3)
         ha, hb, hc, hd = zero, zero, zero, zero
         na, nb, nc, nd = zero, zero, zero, zero
         wa, wb, wc, wd = words[:b], words[b:c], words[c:d], words[d:]
-        for i in range(0, wd.size - 2, 3):
-            ha, na, oa = _append3(wa, i, table, ha, na, scratch, oa)
-            hb, nb, ob = _append3(wb, i, table, hb, nb, scratch, ob)
-            hc, nc, oc = _append3(wc, i, table, hc, nc, scratch, oc)
-            hd, nd, od = _append3(wd, i, table, hd, nd, scratch, od)
-        i = wd.size // 3 * 3
-        sizes[0] = _append_rest(wa, i, wa.size, table, ha, na, scratch, oa)
-        sizes[1] = _append_rest(wb, i, wb.size, table, hb, nb, scratch, ob) - area
-        sizes[2] = _append_rest(wc, i, wc.size, table, hc, nc, scratch, oc) - area * np.uint64(2)
-        sizes[3] = _append_rest(wd, i, wd.size, table, hd, nd, scratch, od) - area * np.uint64(3)
+        for k in range(0, wd.size - 3, 4):
+            i = np.uint64(k)
+            ha, na, oa = _append4(wa, i, table, ha, na, scratch, oa)
+            hb, nb, ob = _append4(wb, i, table, hb, nb, scratch, ob)
+            hc, nc, oc = _append4(wc, i, table, hc, nc, scratch, oc)
+            hd, nd, od = _append4(wd, i, table, hd, nd, scratch, od)
+        done = wd.size & ~3
+        sizes[0] = _append_rest(wa, done, table, ha, na, scratch, oa)
+        sizes[1] = _append_rest(wb, done, table, hb, nb, scratch, ob) - area
+        sizes[2] = _append_rest(wc, done, table, hc, nc, scratch, oc) - area * np.uint64(2)
+        sizes[3] = _append_rest(wd, done, table, hd, nd, scratch, od) - area * np.uint64(3)
     else:
-        sizes[0] = _append_rest(words, 0, n_words, table, zero, zero, scratch, zero)
+        sizes[0] = _append_rest(words, 0, table, zero, zero, scratch, zero)
     end = 0
     for k in range(sizes.size):
         size = np.int64(sizes[k])
@@ -328,6 +338,14 @@ def _many(payload: Any, bit: Any, table: Any, out: Any, o: Any) -> Any:
 
 
 @inlined
+def _rounds(payload: Any, bit: Any, o: Any, end: Any) -> Any:
+    """Return how often `_many` and `_escape` can certainly run before they leave the payload or the stream's words."""
+    bytes_left = payload.size - 8 - np.int64(bit >> np.uint64(3))
+    room = end - _ROUND_OUT - np.int64(o)
+    return min(bytes_left // _ROUND_IN + 1, room // _ROUND_OUT + 1) if bytes_left >= 0 and room >= 0 else 0
+
+
+@inlined
 def _escape(
     payload: Any, bit: Any, total: Any, by_length: Any, ordered: Any, words: Any, word_bytes: Any, o: Any
 ) -> Any:
@@ -354,10 +372,11 @@ def _finish(
 ) -> Any:
     """Decode the rest of a stream; return 0, or -1 unless it ends where it should, with zero bits."""
     word_bytes = words.itemsize
-    last_load = np.uint64(max(payload.size - 8, 0)) if payload.size >= 8 else np.uint64(0)
-    last_store = np.uint64(max(end - 7 * _LOOKUPS - _ENTRY_BYTES, 0))
-    if payload.size >= 8:
-        while o < last_store and (bit >> np.uint64(3)) <= last_load:
+    while True:
+        rounds = _rounds(payload, bit, o, end)
+        if not rounds:
+            break
+        for _ in range(rounds):
             total, o = _many(payload, bit, table, out, o)
             bit += total & np.uint64(63)
             bit, o = _escape(payload, bit, total, by_length, ordered, words, word_bytes, o)
@@ -407,22 +426,18 @@ def decode_block(
         np.uint64(8 * starts[3]),
     )
     oa, ob, oc, od = np.uint64(0), np.uint64(step), np.uint64(2 * step), np.uint64(3 * step)
-    margin = 7 * _LOOKUPS + _ENTRY_BYTES
-    la, lb = np.uint64(step - margin), np.uint64(2 * step - margin)
-    lc, ld = np.uint64(3 * step - margin), np.uint64(max(out.size - margin, 0))
-    three, low = np.uint64(3), np.uint64(63)
-    if payload.size >= 8:
-        last_load = np.uint64(payload.size - 8)
-        while (
-            oa < la
-            and ob < lb
-            and oc < lc
-            and od < ld
-            and (pa >> three) <= last_load
-            and (pb >> three) <= last_load
-            and (pc >> three) <= last_load
-            and (pd >> three) <= last_load
-        ):
+    low = np.uint64(63)
+    while True:
+        # As many rounds as every stream has room for: no other check is needed inside.
+        rounds = min(
+            _rounds(payload, pa, oa, step),
+            _rounds(payload, pb, ob, 2 * step),
+            _rounds(payload, pc, oc, 3 * step),
+            _rounds(payload, pd, od, out.size),
+        )
+        if not rounds:
+            break
+        for _ in range(rounds):
             ta, oa = _many(payload, pa, table, out, oa)
             tb, ob = _many(payload, pb, table, out, ob)
             tc, oc = _many(payload, pc, table, out, oc)

@@ -134,9 +134,9 @@ def encode_run(
         row = rows[words[i]]
         x = states[i & lane_mask]
         store_u16(out, at, np.uint16(x & low16))
-        full = x >= (row & low32)
-        x = x >> np.uint64(16) if full else x
-        at = at - np.uint64(2) if full else at
+        full = np.uint64(x >= (row & low32))  # as a number: a branch would be guessed wrong too often
+        x >>= full << np.uint64(4)
+        at -= full << np.uint64(1)
         q = (x * reciprocals[words[i]]) >> shift
         states[i & lane_mask] = x + ((row >> np.uint64(32)) & low16) + q * (row >> np.uint64(48))
     return np.int64(at) + 2
@@ -175,7 +175,7 @@ def decode_words(
     lanes = states.size
     b = np.uint64(bits)
     mask = (np.uint64(1) << b) - np.uint64(1)
-    sixteen, low, two = np.uint64(16), np.uint64(START), np.uint64(2)
+    low, zero, one, four = np.uint64(START), np.uint64(0), np.uint64(1), np.uint64(4)
     at = np.uint64(start)
     i = 0
     # A round takes at most 2 bytes a lane, and looks at the next 2.
@@ -183,10 +183,9 @@ def decode_words(
         for j in range(lanes):
             entry, x = _step(states[j], table, mask, b)
             words[i + j] = entry & np.uint64(0xFFFF)
-            more = (x << sixteen) | np.uint64(load_u16(payload, at))
-            empty = x < low
-            states[j] = more if empty else x
-            at = at + two if empty else at
+            empty = np.uint64(x < low)
+            states[j] = (x << (empty << four)) | (np.uint64(load_u16(payload, at)) & (zero - empty))
+            at += empty << one
         i += lanes
     for k in range(i, words.size):
         entry, x = _step(states[k - i & lanes - 1], table, mask, b)
@@ -194,7 +193,7 @@ def decode_words(
         if x < low:
             if np.int64(at) + 2 > end:
                 return -1
-            x = (x << sixteen) | np.uint64(load_u16(payload, at))
-            at += two
+            x = (x << np.uint64(16)) | np.uint64(load_u16(payload, at))
+            at += np.uint64(2)
         states[k - i & lanes - 1] = x
     return np.int64(at)

@@ -53,7 +53,7 @@ class _Writer(Writer):
         if self._coded:
             codes = np.empty_like(plan.lengths)
             canonical_codes(plan.lengths, codes)
-            self._table = np.zeros(1 << stream.width_bits, np.uint32)
+            self._table = np.zeros(1 << stream.width_bits, np.uint64)
             encoding_table(plan.symbols, plan.lengths, codes, self._table)
             block_words = min(BLOCK_WORDS, stream.n_words)
             self._scratch = np.empty(2 * block_words + 18 * STREAMS, np.uint8)
@@ -119,7 +119,7 @@ class _Constant(BlockSource):
 
 
 class Huffman(Encoding):
-    """Words of up to 16 bits, at most 32768 different ones, by canonical codes of 1 to 15 bits.
+    """Words of up to 16 bits, at most 16384 different ones, by canonical codes of 1 to 14 bits.
 
     Payload: table, directory, streams.
 

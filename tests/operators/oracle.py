@@ -106,7 +106,7 @@ def huffman(words: Sequence[int]) -> bytes:
     counts = Counter(words)
     best: dict[int, int] = {}
     cost = 0
-    for limit in (12, 15):
+    for limit in (12, 14):
         if len(counts) <= 1 << limit:
             lengths = code_lengths(counts, limit)
             n_bits = sum(counts[symbol] * lengths[symbol] for symbol in counts)

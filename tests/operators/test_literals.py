@@ -161,7 +161,7 @@ def test_small_literals_carry_no_overhead() -> None:
 @pytest.mark.parametrize("width_bits", [8, 10, 16])
 def test_tables_cost_a_byte_per_word_or_less(width_bits: int) -> None:
     rng = np.random.default_rng(4)
-    normal = np.clip(rng.normal(1 << (width_bits - 1), 1 << (width_bits - 4), 1 << 16), 0, (1 << width_bits) - 1)
+    normal = np.clip(rng.normal(1 << (width_bits - 1), 1 << (width_bits - 5), 1 << 16), 0, (1 << width_bits) - 1)
     scattered = rng.permutation(1 << width_bits)[: 1 << (width_bits - 3)]
     scattered = scattered[rng.integers(0, scattered.size, 1 << 16)]
     for values in (normal, scattered):
