@@ -108,6 +108,9 @@ class PoolExecutor:
     in_flight: int
 
     def run(self, job: Job[Item, Result], items: Sequence[Item]) -> Iterator[Outcome[Item, Result]]:
+        if len(items) == 1:  # a pool would only take its time to start
+            yield from SerialExecutor(self.retries).run(job, items)
+            return
         waiting = deque((item, 0) for item in items)
         while waiting:
             yield from self._one_pool(job, waiting)
@@ -116,7 +119,8 @@ class PoolExecutor:
         """Serve `waiting` until it is empty or a worker dies, which breaks the pool: then its items go back."""
         workers = min(self.workers, len(waiting))
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, context, _open_in_worker, (job,)) as pool:
+        pool = ProcessPoolExecutor(workers, context, _open_in_worker, (job,))
+        try:
             running: dict[Future[Outcome[Item, Result]], tuple[Item, int]] = {}
             broken = False
             while running or (waiting and not broken):
@@ -140,6 +144,9 @@ class PoolExecutor:
                         waiting.append((item, tries + 1))
                     else:
                         yield outcome
+        finally:
+            # Told to stop, what runs is finished and what waits is not begun.
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 _work: Callable[[Any], Any] | None = None

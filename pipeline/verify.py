@@ -2,7 +2,7 @@
 
 ========== ==================================================================================
 `manifest` snapshot and manifest have their digests, the rows tile the files, packs have their sizes
-`bytes`    and every record and every index has its digest
+`bytes`    and every record and every pack has its digest
 `decode`   and every record decodes to the digest of its segment
 ========== ==================================================================================
 
@@ -16,8 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from operators.errors import ArchiveError, DamageError, DigestError, StoreError, UsageError
-from operators.record import PACK_FOOTER_BYTES, PACK_HEADER_BYTES, index_range
+from blake3 import blake3
+
+from operators.errors import ArchiveError, DigestError, FormatError, StoreError, UsageError
+from operators.record import PACK_FOOTER_BYTES, PACK_HEADER_BYTES, index_range, pack_header
 from operators.run import digest_of
 from pipeline.packs import Place, pack_key, read_records
 from pipeline.restore import Decoder
@@ -99,12 +101,24 @@ class Verifier:
 
     def __call__(self, item: PackItem) -> Verified:
         """Check a pack; faults are returned, not raised, and each row is looked at."""
-        failures = self._index(item) if item.whole else []
+        failures: list[Failed] = []
+        hasher = blake3()
+        end_bytes = PACK_HEADER_BYTES
         for row, record in self._records(item.rows):
+            place = Place.of(row)
             try:
+                if isinstance(record, StoreError):
+                    raise record
                 self._check(row, record)
+                if item.whole and place.offset == end_bytes:  # equal segments share a record, hashed once
+                    if end_bytes == PACK_HEADER_BYTES:
+                        hasher.update(self._range(place, 0, end_bytes))
+                    hasher.update(record)
+                    end_bytes = place.end
             except ArchiveError as error:
                 failures.append(Failed.of(row.where, error))
+        if item.whole and not failures:
+            failures += self._frame(item.rows, hasher, end_bytes)
         return Verified(len(item.rows), tuple(failures))
 
     def _records(self, rows: Sequence[Row]) -> Iterator[tuple[Row, memoryview | StoreError]]:
@@ -121,9 +135,7 @@ class Verifier:
                 except StoreError as error:
                     yield row, error
 
-    def _check(self, row: Row, record: memoryview | StoreError) -> None:
-        if isinstance(record, StoreError):
-            raise record
+    def _check(self, row: Row, record: memoryview) -> None:
         found = digest_of(record)
         if found != row.stored_digest:
             expected = (row.stored_digest or b"").hex()
@@ -131,23 +143,28 @@ class Verifier:
         if self._decode:
             self._decoder.decode(row, record)
 
-    def _index(self, item: PackItem) -> list[Failed]:
-        place = Place.of(item.rows[0])
+    def _frame(self, rows: Sequence[Row], hasher: blake3, end_bytes: int) -> list[Failed]:
+        """Check what a pack holds beside its records: the index against `rows`, and the digest of it all."""
+        place = Place.of(rows[0])
         key = pack_key(place.pack)
-        info = ObjectInfo(key, place.pack_bytes, "")
         try:
-            ends = [(0, PACK_HEADER_BYTES), (place.pack_bytes - PACK_FOOTER_BYTES, place.pack_bytes)]
-            header, footer = self._archive.get_ranges(info, ends)
-            start, stop = index_range(header, footer, place.pack_bytes)
-            index = from_parquet(bytes(self._archive.get_ranges(info, [(start, stop)])[0]), key)
+            tail = self._range(place, end_bytes, place.pack_bytes)
+            hasher.update(tail)
+            if hasher.digest() != place.pack:
+                raise DigestError(place.pack.hex(), hasher.hexdigest(), key, "restore the pack from another copy")
+            start, stop = index_range(pack_header(), tail[-PACK_FOOTER_BYTES:], place.pack_bytes)
+            index = from_parquet(bytes(tail[start - end_bytes : stop - end_bytes]), key)
+            known = {(row.file, row.offset_bytes): row for row in index}
+            for row in rows:
+                if known.get((row.file, row.offset_bytes)) != replace(row, pack=None, pack_bytes=None):
+                    raise FormatError("this row in the index of the pack", "another or none", f"{key}: {row.where}")
         except ArchiveError as error:
             return [Failed.of(key, error)]
-        known = {(row.file, row.offset_bytes): row for row in index}
-        for row in item.rows:
-            if known.get((row.file, row.offset_bytes)) != replace(row, pack=None, pack_bytes=None):
-                damage = DamageError("this row in the index of the pack", "another or none", f"{key}: {row.where}")
-                return [Failed.of(key, damage)]
         return []
+
+    def _range(self, place: Place, start: int, stop: int) -> memoryview:
+        info = ObjectInfo(pack_key(place.pack), place.pack_bytes, "")
+        return self._archive.get_ranges(info, [(start, stop)])[0]
 
 
 def pack_items(rows: Sequence[Row], part: Part | None, *, whole: bool) -> list[PackItem]:

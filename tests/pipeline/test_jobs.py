@@ -1,0 +1,472 @@
+"""The whole flow through the command line: every verdict, every exit code, every promise that one machine shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from operators.errors import StoreError
+from pipeline import archive as archive_module
+from pipeline import tasks
+from pipeline.cli import main
+from tests.cases import CASES, bf16, noise, safetensors
+
+ROOT = Path(__file__).parents[2]
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+QUICK = ("--workers", "1", "--set", "synth.budget=8", "--set", "synth.prior=shipped")
+
+
+class Ran:
+    """Exit code and JSON of a command."""
+
+    def __init__(self, capsys: Capture, *arguments: object) -> None:
+        capsys.readouterr()
+        words = [*map(str, arguments), "--json", "--no-progress"]
+        # One process unless a test is about more: starting a pool takes longer than most of the work here.
+        self.code = main(words if "--workers" in words else [*words, "--workers", "1"])
+        captured = capsys.readouterr()
+        self.json: dict[str, Any] = json.loads(captured.out)
+        self.err = captured.err
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def objects_of(archive: Path, *parts: str) -> list[Path]:
+    return [path for part in parts for path in sorted((archive / part).rglob("*")) if path.is_file()]
+
+
+def write(folder: Path, files: dict[str, bytes]) -> Path:
+    for key, data in files.items():
+        path = folder / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return folder
+
+
+SMALL = {
+    "model.safetensors": safetensors(
+        [
+            ("a", "BF16", [100, 64], bf16(1, 6400)),
+            ("b", "F32", [10], bytes(40)),
+            ("twin", "BF16", [100, 64], bf16(1, 6400)),
+            ("noise", "U8", [9000], noise(1, 9000)),
+        ],
+        {"format": "pt"},
+    ),
+    "sub/config.json": b'{"hidden": 64}',
+    "empty.txt": b"",
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Path]:
+    """A source that refuses writes during the test (P6)."""
+    folder = write(tmp_path / "source", SMALL)
+    before = files_of(folder)
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    yield folder
+    assert files_of(folder) == before
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755)
+
+
+# -- every field case, in one archive (acceptance 6) ---------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cases")
+    for case in CASES:
+        write(folder / case.id, case.files)
+    return folder
+
+
+def test_every_field_case_in_one_archive(cases: Path, tmp_path: Path, capsys: Capture) -> None:
+    archive = tmp_path / "archive"
+    ran = Ran(capsys, "archive", cases, archive, *QUICK)
+    assert ran.code == 0
+    assert ran.json["failures"] == []
+    warned = {(item["key"].split("/")[0], item["reason"]) for item in ran.json["warnings"]}
+    assert {(case.id, case.reason) for case in CASES if case.reason} <= warned
+    oddities = {"index_missing_shards", "index_missing_tensors"}
+    assert {reason for _, reason in warned} <= {case.reason for case in CASES} | oddities
+    assert Ran(capsys, "verify", archive, "--workers", "1").code == 0
+    assert Ran(capsys, "restore", archive, tmp_path / "out", "--workers", "1").code == 0
+    assert files_of(tmp_path / "out") == files_of(cases)
+    strict = Ran(capsys, "archive", cases, tmp_path / "strict", *QUICK, "--strict-format", "--include", "B0*")
+    assert strict.code == 3
+    assert {item["reason"] for item in strict.json["failures"]} >= {"truncated", "overlap"}
+
+
+def test_stored_once(tmp_path: Path, capsys: Capture) -> None:
+    """D06, E13: equal segments share a record; one changed bit makes them two."""
+    words = bf16(6, 20_000)
+    flipped = bytearray(words)
+    flipped[777] ^= 1
+    tied = safetensors([("head", "BF16", [200, 100], words), ("embed", "BF16", [200, 100], words)])
+    untied = safetensors([("head", "BF16", [200, 100], words), ("embed", "BF16", [200, 100], bytes(flipped))])
+    sizes = {}
+    for name, data in (("tied", tied), ("untied", untied)):
+        write(tmp_path / name, {"m.safetensors": data})
+        ran = Ran(capsys, "archive", tmp_path / name, tmp_path / f"{name}-archive", *QUICK)
+        sizes[name] = ran.json["stored_bytes"]
+        assert ran.json["deduplicated_bytes"] == (40_000 if name == "tied" else 0)
+    assert sizes["untied"] > sizes["tied"] + 20_000
+
+
+# -- the flow -----------------------------------------------------------------------------------
+
+
+def test_archive_restore_and_look(source: Path, tmp_path: Path, capsys: Capture) -> None:
+    archive = tmp_path / "archive"
+    ran = Ran(capsys, "archive", source, archive, *QUICK)
+    assert ran.code == 0
+    assert (ran.json["files"], ran.json["tensors"], ran.json["snapshot"]) == (3, 4, "source/1")
+    assert ran.json["source_bytes"] == sum(map(len, SMALL.values()))
+    objects = objects_of(archive, "packs", "manifests", "snapshots")
+    assert ran.json["stored_bytes"] == sum(path.stat().st_size for path in objects)
+    listed = Ran(capsys, "list", archive).json["snapshots"]
+    assert [item["snapshot"] for item in listed] == ["source/1"]
+    info = Ran(capsys, "info", archive, "--include", "*.safetensors").json
+    assert [item["key"] for item in info["files"]] == ["model.safetensors"]
+    assert {segment["tensor"] for segment in info["files"][0]["segments"]} >= {"a", "noise", "twin"}
+    assert main(["restore", str(archive), str(tmp_path / "out"), "-q", "--workers", "2"]) == 0
+    assert files_of(tmp_path / "out") == SMALL
+    assert (tmp_path / "out/model.safetensors").stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_second_run_has_nothing_to_do(source: Path, tmp_path: Path, capsys: Capture) -> None:
+    archive = tmp_path / "archive"
+    first = Ran(capsys, "archive", source, archive, *QUICK)
+    before = {path: path.stat().st_mtime_ns for path in archive.rglob("*")}
+    again = Ran(capsys, "archive", source, archive, *QUICK)
+    assert again.code == 0
+    assert again.json["unchanged"]
+    assert again.json["content"] == first.json["content"]
+    assert {path: path.stat().st_mtime_ns for path in archive.rglob("*")} == before
+
+
+def test_same_bytes_for_any_workers(tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "source"
+    for i in range(3):
+        tensors = [(f"w{j}", "BF16", [300, 128], bf16(10 * i + j, 38_400)) for j in range(3)]
+        write(folder, {f"shard-{i}.safetensors": safetensors(tensors)})
+    names = []
+    contents = set()
+    for workers in ("1", "2"):
+        archive = tmp_path / f"archive-{workers}"
+        options = ["--workers", workers, "--set", "task_bytes=128KiB", "--set", "synth.budget=16"]
+        contents.add(Ran(capsys, "archive", folder, archive, *options).json["content"])
+        names.append(
+            sorted(path.name for path in [*(archive / "packs").rglob("*"), *(archive / "manifests").rglob("*")])
+        )
+    assert names[0] == names[1]
+    assert len(contents) == 1
+
+
+def test_snapshots_stand_side_by_side(tmp_path: Path, capsys: Capture) -> None:
+    folder = write(tmp_path / "step", {"w.bin": noise(1, 5000), "same.bin": noise(2, 5000)})
+    archive = tmp_path / "archive"
+    Ran(capsys, "archive", folder, archive, *QUICK)
+    (folder / "w.bin").write_bytes(noise(3, 6000))
+    assert Ran(capsys, "archive", folder, archive, *QUICK).json["snapshot"] == "step/2"
+    assert Ran(capsys, "archive", folder, archive, *QUICK, "--name", "other name").json["snapshot"] == "other name/1"
+    for snapshot, data in (("step/1", noise(1, 5000)), ("step/2", noise(3, 6000)), ("step", noise(3, 6000))):
+        target = tmp_path / f"out-{snapshot.replace('/', '-')}"
+        assert Ran(capsys, "restore", archive, target, "--snapshot", snapshot).code == 0
+        assert (target / "w.bin").read_bytes() == data
+    assert Ran(capsys, "restore", archive, tmp_path / "x").code == 2
+    assert Ran(capsys, "restore", archive, tmp_path / "x", "--snapshot", "step/9").code == 10
+    assert Ran(capsys, "verify", archive).json["files"] == 4
+
+
+def test_one_tensor(source: Path, tmp_path: Path, capsys: Capture) -> None:
+    archive = tmp_path / "archive"
+    Ran(capsys, "archive", source, archive, *QUICK)
+    for name, dtype, shape, data in (("a", "BF16", [100, 64], bf16(1, 6400)), ("b", "F32", [10], bytes(40))):
+        target = tmp_path / f"{name}.safetensors"
+        assert Ran(capsys, "restore", archive, target, "--tensor", name).code == 0
+        header_bytes = int.from_bytes(target.read_bytes()[:8], "little")
+        header = json.loads(target.read_bytes()[8 : 8 + header_bytes])
+        assert header == {name: {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}}
+        assert target.read_bytes()[8 + header_bytes :] == data
+    assert Ran(capsys, "restore", archive, tmp_path, "--tensor", "model.safetensors:noise").code == 0
+    assert (tmp_path / "noise.safetensors").exists()
+    assert Ran(capsys, "restore", archive, tmp_path, "--tensor", "nobody").code == 2
+
+
+def test_explain_names_the_winner(source: Path, tmp_path: Path, capsys: Capture) -> None:
+    archive = tmp_path / "archive"
+    Ran(capsys, "archive", source, archive, *QUICK)
+    told = Ran(capsys, "explain", archive, "--tensor", "a", *QUICK[2:])
+    assert told.code == 0
+    info = Ran(capsys, "info", archive).json
+    stored = {segment["tensor"]: segment["program"] for item in info["files"] for segment in item["segments"]}
+    assert told.json["stored_program"] == stored["a"]
+    assert told.json["expansions"] > 0
+    assert told.json["leaves"]
+
+
+def test_cat_writes_raw_bytes(source: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    assert main(["archive", str(source), str(archive), *QUICK, "-q"]) == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", "cat", str(archive), "--file", "model.safetensors"],
+        cwd=ROOT, stdout=subprocess.PIPE, check=True,
+    )  # fmt: skip
+    assert done.stdout == SMALL["model.safetensors"]
+
+
+def test_reading_needs_neither_search_nor_runs(source: Path, tmp_path: Path) -> None:
+    """T21: `synth` cannot be imported, `runs/` is gone, and everything that reads still works."""
+    archive = tmp_path / "archive"
+    assert main(["archive", str(source), str(archive), *QUICK, "-q"]) == 0
+    shutil.rmtree(archive / "runs")
+    code = (
+        "import sys; sys.modules['synth'] = None; sys.modules['ray'] = None\n"
+        "from pipeline.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    for arguments in (
+        ["restore", archive, tmp_path / "out", "--workers", "2"],
+        ["verify", archive, "--workers", "1"],
+        ["cat", archive, "--file", "sub/config.json"],
+        ["restore", archive, tmp_path / "one", "--tensor", "a"],
+        ["list", archive],
+        ["info", archive],
+    ):
+        subprocess.run([sys.executable, "-c", code, *map(str, arguments)], cwd=ROOT, check=True, capture_output=True)
+    assert files_of(tmp_path / "out") == SMALL
+
+
+def test_runs_from_a_read_only_install_without_home(source: Path, tmp_path: Path) -> None:
+    """H06."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("HOME", "NUMBA_CACHE_DIR")}
+    archive = tmp_path / "archive"
+    command = [sys.executable, "-m", "pipeline", "archive", source, archive, "-q", *QUICK, "--include", "sub"]
+    subprocess.run([*map(str, command)], cwd=ROOT, env=environment, check=True)
+
+
+# -- refusals and exit codes --------------------------------------------------------------------
+
+
+def test_exit_codes(source: Path, tmp_path: Path, capsys: Capture) -> None:
+    archive = tmp_path / "archive"
+    assert Ran(capsys, "restore", archive, tmp_path / "out").code == 10
+    assert Ran(capsys, "archive", source, archive, "--set", "nonsense=1").code == 2
+    refused = Ran(capsys, "archive", source, archive, "--memory", "100MiB")
+    assert refused.code == 2
+    assert "--memory" in refused.json["error"]["next_step"]
+    assert Ran(capsys, "archive", source, archive, "--include", "*.gguf").code == 5
+    assert Ran(capsys, "archive", tmp_path / "nowhere", archive).code in (1, 5)
+    assert not archive.exists()
+    with pytest.raises(SystemExit) as stopped:
+        main(["archive"])
+    assert stopped.value.code == 2
+
+
+def test_dry_run_writes_nothing(source: Path, tmp_path: Path, capsys: Capture) -> None:
+    ran = Ran(capsys, "archive", source, tmp_path / "archive", "--dry-run", "--exclude", "sub")
+    assert [item["key"] for item in ran.json["files"]] == ["empty.txt", "model.safetensors"]
+    assert not (tmp_path / "archive").exists()
+
+
+def test_restore_overwrites_only_when_told(source: Path, tmp_path: Path, capsys: Capture) -> None:
+    """T13."""
+    archive, out = tmp_path / "archive", tmp_path / "out"
+    Ran(capsys, "archive", source, archive, *QUICK)
+    write(out, {"sub/config.json": b"mine", "empty.txt": b""})
+    assert Ran(capsys, "restore", archive, out).code == 1
+    assert (out / "sub/config.json").read_bytes() == b"mine"
+    assert Ran(capsys, "restore", archive, out, "--keep-going").code == 3
+    assert (out / "model.safetensors").read_bytes() == SMALL["model.safetensors"]
+    assert Ran(capsys, "restore", archive, out, "--overwrite").code == 0
+    assert files_of(out) == SMALL
+
+
+def test_an_archive_inside_its_source_is_not_archived(tmp_path: Path, capsys: Capture) -> None:
+    """K10."""
+    folder = write(tmp_path / "source", {"a.bin": noise(1, 100)})
+    for _ in range(2):
+        assert Ran(capsys, "archive", folder, folder / "archive", *QUICK).json["files"] == 1
+
+
+def test_a_file_that_cannot_be_read_fails_alone(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    folder = write(tmp_path / "source", {"a.bin": noise(1, 100), "gone.bin": noise(2, 100), "z.bin": noise(3, 100)})
+    read = tasks.read_segments
+
+    def remove_first(source: Any, part: Any) -> Any:
+        if part.info.key == "gone.bin":
+            (folder / "gone.bin").unlink()
+        return read(source, part)
+
+    monkeypatch.setattr(tasks, "read_segments", remove_first)
+    ran = Ran(capsys, "archive", folder, tmp_path / "archive", *QUICK)
+    assert ran.code == 3
+    assert [(item["key"], item["reason"]) for item in ran.json["failures"]] == [("gone.bin", "not_found")]
+    monkeypatch.undo()
+    assert Ran(capsys, "restore", tmp_path / "archive", tmp_path / "out").code == 0
+    assert sorted(files_of(tmp_path / "out")) == ["a.bin", "z.bin"]
+    (folder / "gone.bin").write_bytes(noise(2, 100))
+    assert Ran(capsys, "archive", folder, tmp_path / "archive", *QUICK).code == 0
+
+
+def test_a_source_that_changes_is_never_a_mix(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    """T12, G01: overwritten with the same size after it was read."""
+    folder = write(tmp_path / "source", {"a.bin": noise(1, 100), "b.bin": noise(2, 100)})
+    read = tasks.read_segments
+
+    def overwrite_after(source: Any, part: Any) -> Any:
+        yield from read(source, part)
+        if part.info.key == "b.bin":
+            (folder / "b.bin").write_bytes(noise(9, 100))
+
+    monkeypatch.setattr(tasks, "read_segments", overwrite_after)
+    ran = Ran(capsys, "archive", folder, tmp_path / "archive", *QUICK)
+    assert ran.code == 3
+    assert [item["reason"] for item in ran.json["failures"]] == ["changed_during_read"]
+    monkeypatch.undo()
+    Ran(capsys, "restore", tmp_path / "archive", tmp_path / "out")
+    assert files_of(tmp_path / "out") == {"a.bin": noise(1, 100)}
+
+
+def test_a_sabotaged_decoder_is_noticed_before_the_put(
+    source: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    """T14: words that decode wrongly are stored as plain bytes, with an alarm."""
+    from operators.ops.merge import Merge
+
+    original = Merge.source
+
+    class Wrong:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def read(self, out: Any) -> None:
+            self.inner.read(out)
+            out[:1] ^= 1
+
+    monkeypatch.setattr(Merge, "source", lambda self, children, stream: Wrong(original(self, children, stream)))
+    ran = Ran(capsys, "archive", source, tmp_path / "archive", *QUICK)
+    assert ran.code == 0
+    assert "decode_mismatch" in {item["reason"] for item in ran.json["warnings"]}
+    monkeypatch.undo()
+    assert Ran(capsys, "restore", tmp_path / "archive", tmp_path / "out").code == 0
+    assert files_of(tmp_path / "out") == SMALL
+
+
+# -- resuming -----------------------------------------------------------------------------------
+
+
+def test_a_failed_run_resumes(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    folder = write(tmp_path / "source", {f"{i}.bin": noise(i, 50_000) for i in range(6)})
+    options = [*QUICK, "--set", "task_bytes=60000", "--set", "retries=0"]
+    whole = Ran(capsys, "archive", folder, tmp_path / "whole", *options)
+    put = archive_module.adopt_receipt
+    puts = 0
+
+    def fail_later(*arguments: Any) -> Any:
+        nonlocal puts
+        puts += 1
+        if puts > 3:
+            raise KeyboardInterrupt
+        return put(*arguments)
+
+    monkeypatch.setattr(tasks, "adopt_receipt", fail_later)
+    assert main(["archive", str(folder), str(tmp_path / "archive"), *options, "-q"]) == 130
+    monkeypatch.undo()
+    assert Ran(capsys, "restore", tmp_path / "archive", tmp_path / "out").code == 10
+    resumed = Ran(capsys, "archive", folder, tmp_path / "archive", *options)
+    assert resumed.code == 0
+    assert resumed.json["resumed_tasks"] == 3
+    assert resumed.json["content"] == whole.json["content"]
+
+
+def test_transient_faults_are_retried(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    folder = write(tmp_path / "source", {"a.bin": noise(1, 100)})
+    put = archive_module.adopt_receipt
+    faults = [StoreError("a reply", "none", "k")] * 2
+
+    def fail_twice(*arguments: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return put(*arguments)
+
+    monkeypatch.setattr(tasks, "adopt_receipt", fail_twice)
+    assert Ran(capsys, "archive", folder, tmp_path / "archive", *QUICK).code == 0
+    assert not faults
+
+
+# -- damage -------------------------------------------------------------------------------------
+
+
+def test_damage_is_found_and_named(source: Path, tmp_path: Path, capsys: Capture) -> None:
+    """T22: flips at many positions of every object are found at the level that promises it."""
+    archive = tmp_path / "archive"
+    Ran(capsys, "archive", source, archive, *QUICK)
+    objects = objects_of(archive, "packs", "manifests", "snapshots")
+    for path in objects:
+        data = path.read_bytes()
+        for position in range(0, len(data), max(1, len(data) // 40)):
+            damaged = bytearray(data)
+            damaged[position] ^= 0x10
+            path.write_bytes(damaged)
+            found = Ran(capsys, "verify", archive, "--level", "bytes", "--workers", "1")
+            assert found.code == 4, (path, position)
+            assert found.json["failures"], (path, position)
+        path.write_bytes(data)
+    pack = next(path for path in objects if "packs" in path.parts)
+    data = pack.read_bytes()
+    info = Ran(capsys, "info", archive).json
+    noise_row = next(s for item in info["files"] for s in item["segments"] if s["tensor"] == "noise")
+    position = data.index(noise(1, 9000)[100:200])
+    pack.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+    for level in ("bytes", "decode"):
+        failures = Ran(capsys, "verify", archive, "--level", level).json["failures"]
+        assert [item["key"] for item in failures] == [f"model.safetensors@{noise_row['offset_bytes']}/noise"]
+    restored = Ran(capsys, "restore", archive, tmp_path / "out", "--keep-going", "--workers", "1")
+    assert restored.code == 3
+    assert [item["key"] for item in restored.json["failures"]] == ["model.safetensors"]
+    assert sorted(files_of(tmp_path / "out")) == ["empty.txt", "sub/config.json"]
+    pack.unlink()
+    for level in ("manifest", "bytes", "decode"):
+        assert Ran(capsys, "verify", archive, "--level", level).code == 4
+
+
+def test_parts_cover_everything(source: Path, tmp_path: Path, capsys: Capture) -> None:
+    archive = tmp_path / "archive"
+    Ran(capsys, "archive", source, archive, *QUICK)
+    segments = Ran(capsys, "verify", archive).json["verified"]
+    parts = [Ran(capsys, "verify", archive, "--part", f"{n}/3").json["verified"] for n in (1, 2, 3)]
+    assert sum(parts) == segments
+    assert Ran(capsys, "verify", archive, "--part", "4/3").code == 2
+    assert Ran(capsys, "verify", archive, "--sample", "50%").code == 0
+
+
+def test_prior_of_another_checkpoint(source: Path, tmp_path: Path, capsys: Capture) -> None:
+    first = Ran(capsys, "archive", source, tmp_path / "archive", "--workers", "1")
+    prior = tmp_path / "archive/runs" / first.json["run"] / "prior"
+    again = Ran(capsys, "archive", source, tmp_path / "other", "--workers", "1", "--prior", prior)
+    assert again.code == 0
+    stored = tmp_path / "other/runs" / again.json["run"] / "prior"
+    assert stored.read_bytes() == prior.read_bytes()
+    (tmp_path / "bad.json").write_bytes(b"{}")
+    assert Ran(capsys, "archive", source, tmp_path / "bad", "--prior", tmp_path / "bad.json").code != 0
