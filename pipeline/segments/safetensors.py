@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from operators.errors import FormatError
 from operators.words import DTYPES, dtype_of
 from pipeline.segments.base import (
     GROUP_BYTES,
@@ -297,15 +298,23 @@ def _check_entry(name: str, dtype: str, shape: tuple[int, ...], begin: int, end:
         raise LayoutError("size_mismatch", f"{_short(name)}: {end - begin} bytes for {dtype} {list(shape)[:8]}")
 
 
-def tensors_of(header: bytes) -> list[Tensor]:
-    """Return the tensors of a stored header, in its order.
+def tensors_of(header: bytes) -> Header:
+    """Return the tensors of a stored header, in its order: iterable, sized, and small whatever their number.
 
     Parameters
     ----------
     header : bytes
         The file from its first byte to the end of the header, as the header's segments hold it.
+
+    Raises
+    ------
+    FormatError
+        It is no header.
     """
-    return list(Header(header[8:]))
+    try:
+        return Header(header[8:])
+    except LayoutError as error:
+        raise FormatError("a sound header of safetensors", f"{error.reason}: {error.detail}") from error
 
 
 def layout(header: Header, data_begin: int, n_bytes: int, segment_bytes: int) -> Layout:

@@ -14,6 +14,7 @@ import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
 
+from operators.errors import FormatError
 from operators.limits import SEGMENT_BYTES
 from operators.words import dtype_of
 from pipeline.segments import GROUP_BYTES, SMALL_BYTES, Layout, layout_of, tensors_of
@@ -110,7 +111,7 @@ def test_the_fast_header_parser_equals_the_plain_one_on_odd_files(case: Case) ->
 def test_plain_json_agrees_with_the_header_parser(data: bytes) -> None:
     n_bytes = int.from_bytes(data[:8], "little")
     expected = {name: value for name, value in json.loads(data[8 : 8 + n_bytes]).items() if name != "__metadata__"}
-    found = tensors_of(data[: 8 + n_bytes])
+    found = list(tensors_of(data[: 8 + n_bytes]))
     assert {
         tensor.name: {
             "dtype": tensor.dtype,
@@ -280,3 +281,8 @@ def test_a_million_tensors_are_planned_in_bounded_memory(
     assert (kind, int(tensors)) == ("safetensors", n_tensors)
     assert int(segments) <= n_segments
     assert int(peak_mib) < 400
+
+
+def test_a_stored_header_that_is_none_is_a_typed_error() -> None:
+    with pytest.raises(FormatError, match="duplicate_key"):
+        tensors_of(cases.raw(f'{{"a":{cases.entry()},"a":{cases.entry()}}}'))
