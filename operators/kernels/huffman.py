@@ -219,9 +219,10 @@ def _append4(words: Any, i: Any, table: Any, held: Any, n: Any, out: Any, o: Any
     held, n = _append(words, i, table, held, n)
     held, n = _append(words, i + np.uint64(1), table, held, n)
     held, n = _append(words, i + np.uint64(2), table, held, n)
-    held, n = _append(words, i + np.uint64(3), table, held, n)
-    held &= ~low
-    n &= low
+    # The fourth code may bring the codes down to bit 1: nothing of an entry's length may lie there.
+    entry = table[words[i + np.uint64(3)]]
+    held = ((held & ~low) >> (entry & low)) | (entry & ~low)
+    n = (n + entry) & low
     store_u64(out, o, held >> ((np.uint64(0) - n) & low))
     return held, n & np.uint64(7), o + (n >> np.uint64(3))
 

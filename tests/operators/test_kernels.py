@@ -22,6 +22,8 @@ from operators.kernels.histogram import Histogram, count_u8, histogram
 from operators.kernels.huffman import canonical_codes, limited_lengths
 from operators.kernels.rans import MAX_BITS, MIN_BITS, encoding_table, normalise
 from operators.literals.tables import log2_q16
+from operators.program import parse
+from operators.run import encode, execute
 from operators.words import container
 from tests.operators import oracle
 from tests.strategies import make_words
@@ -321,3 +323,15 @@ def test_an_edited_callee_is_noticed(install: Path, tmp_path: Path) -> None:
         source.write("# edited\n")
     assert_works(start(install, environment))
     assert len(files(tmp_path / "cache")) == 2
+
+
+@pytest.mark.parametrize("rare", [64, 512, 4096])
+def test_runs_of_the_longest_codes_are_whole(rare: int) -> None:
+    """Four codes of 14 bits and 7 more fill 63 of the 64 bits of the encoder: none may be lost."""
+    noise = np.random.default_rng(rare)
+    common = noise.integers(0, 4, 60_000)
+    words = np.concatenate([common, 4 + noise.permutation(rare), common, 4 + noise.permutation(rare)]).astype("<u2")
+    program = parse("huffman")
+    encoded = encode(program, words)
+    assert encoded is not None
+    assert np.array_equal(execute(encoded.record), words)
