@@ -134,15 +134,6 @@ def select(listing: Iterable[ObjectInfo], include: Sequence[str] = (), exclude: 
     return sorted(taken, key=key_order)
 
 
-def unstorable(files: Iterable[ObjectInfo]) -> list[Finding]:
-    """Return the objects whose names no archive can hold: local names that are not UTF-8."""
-    return [
-        Finding(info.key.encode("utf-8", "backslashreplace").decode(), "key_not_utf8", "rename the file")
-        for info in files
-        if any("\ud800" <= symbol <= "\udfff" for symbol in info.key)
-    ]
-
-
 def make_plan(files: Sequence[ObjectInfo], layouts: Sequence[Layout], task_bytes: int = TASK_BYTES) -> Plan:
     """Return the plan for `files`, whose `layouts` stand in the same order.
 

@@ -27,6 +27,7 @@ bytes under a named reason; what never claimed it is stored as bytes without one
 
 from __future__ import annotations
 
+from operators.errors import PathError
 from operators.limits import SEGMENT_BYTES
 from pipeline.segments import opaque, safetensors
 from pipeline.segments.base import GROUP_BYTES, SMALL_BYTES, Layout, LayoutError, Read, Segment
@@ -64,9 +65,13 @@ def layout_of(read: Read, key: str, n_bytes: int, segment_bytes: int = SEGMENT_B
 
     Raises
     ------
+    PathError
+        The name is not UTF-8, as a local name may be: no row can hold it.
     StoreError
         From `read`; a fault of the format is a reason, never an error.
     """
+    if any("\ud800" <= symbol <= "\udfff" for symbol in key):
+        raise PathError("a name in UTF-8", ascii(key)[:200], key, "rename the file")
     claims = key.lower().endswith(".safetensors")
     try:
         if n_bytes == 0:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from operators.errors import ChangedError, StoreError
 from pipeline import plan as plan_module
 from pipeline.lint import lint
-from pipeline.plan import Finding, Plan, adopt, make_plan, matches, select, unstorable
+from pipeline.plan import Finding, Plan, adopt, make_plan, matches, select
 from pipeline.rows import from_parquet, to_parquet
 from pipeline.segments import Layout, Read, layout_of
 from pipeline.segments.opaque import layout as opaque_layout
@@ -155,11 +155,6 @@ def test_filters_select() -> None:
     assert keys(["*.bin"], ["c/d"]) == ["a.bin", "c/x.bin"]
     assert keys([], ["c", "*.txt"]) == ["a.bin"]
     assert keys(["*.bin", "b.txt"], ["*"]) == []
-
-
-def test_names_that_are_not_text_are_told() -> None:
-    files = [ObjectInfo("caf\udce9.bin", 1, ""), ObjectInfo("café", 1, "")]
-    assert unstorable(files) == [Finding("caf\\udce9.bin", "key_not_utf8", "rename the file")]
 
 
 # -- indexes of shards --------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import safetensors
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operators.errors import FormatError
+from operators.errors import FormatError, PathError
 from operators.limits import SEGMENT_BYTES
 from operators.words import dtype_of
 from pipeline.segments import GROUP_BYTES, SMALL_BYTES, Layout, layout_of, tensors_of
@@ -217,6 +217,12 @@ _SOUND = cases.safetensors([("w", "BF16", [300, 300], cases.bf16(1, 90_000))])
 def test_files_are_known_by_content_and_by_name(key: str, data: bytes, verdict: tuple[str, str | None]) -> None:
     layout = look(data, key)
     assert (layout.format, layout.reason) == verdict
+
+
+def test_a_name_that_is_not_text_is_refused() -> None:
+    with pytest.raises(PathError, match="rename"):
+        look(b"abc", "caf\udce9.bin")
+    assert look(b"abc", "caf\u00e9.bin").segments
 
 
 def test_most_plain_files_cost_no_request() -> None:
