@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
 from blake3 import blake3
@@ -111,7 +111,11 @@ class Snapshot:
 
     def to_json(self) -> bytes:
         """Return the canonical JSON."""
-        content = {**asdict(self), "layout_version": LAYOUT_VERSION}
+        content = {
+            **asdict(self),
+            "files": [list(astuple(entry)) for entry in self.files],  # a snapshot may name a hundred thousand
+            "layout_version": LAYOUT_VERSION,
+        }
         return canonical_json({**content, "digest": digest_of_json(content)}) + b"\n"
 
 
@@ -207,15 +211,17 @@ class _Reader:
         return built
 
     def _file(self, value: Any) -> FileEntry:
-        take = self._object(value)
+        if not isinstance(value, list) or len(value) != len(fields(FileEntry)):
+            raise FormatError("a list that describes a file", repr(value)[:80], self._where)
+        key, n_bytes, etag, version, kind, reason, digest = value
         return FileEntry(
-            key=self._text(take["key"]),
-            n_bytes=self._count(take["n_bytes"]),
-            etag=self._text(take["etag"]),
-            version=None if take["version"] is None else self._text(take["version"]),
-            format=self._text(take["format"]),
-            reason=None if take["reason"] is None else self._text(take["reason"]),
-            digest=self._digest(take["digest"]),
+            self._text(key),
+            self._count(n_bytes),
+            self._text(etag),
+            None if version is None else self._text(version),
+            self._text(kind),
+            None if reason is None else self._text(reason),
+            self._digest(digest),
         )
 
     def _finding(self, value: Any) -> Finding:
