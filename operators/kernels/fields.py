@@ -7,27 +7,26 @@ from typing import Any
 import numpy as np
 
 from operators.kernels.jit import kernel
+from operators.kernels.lanes import both, down, up
 
 
 @kernel("out")
 def split_field(words: Any, shift: int, width_bits: int, out: Any) -> None:
     """Write bits `shift` to ``shift + width_bits`` of every word to `out`."""
-    down = words.dtype.type(shift)
-    mask = out.dtype.type(np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width_bits))
+    mask = words.dtype.type(np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width_bits))
     for i in range(words.size):
-        out[i] = out.dtype.type(words[i] >> down) & mask
+        out[i] = both(down(words[i], shift), mask)
 
 
 @kernel("out")
 def join_field(field: Any, shift: int, out: Any) -> None:
     """Or ``field << shift`` into `out`; the field at shift 0 replaces what `out` held."""
-    up = out.dtype.type(shift)
     if shift == 0:
         for i in range(out.size):
-            out[i] = out.dtype.type(field[i])
+            out[i] = field[i]
     else:
         for i in range(out.size):
-            out[i] |= out.dtype.type(out.dtype.type(field[i]) << up)
+            out[i] |= up(out.dtype.type(field[i]), shift)
 
 
 @kernel("out")

@@ -138,6 +138,14 @@ def test_codes_longer_than_the_primary_table() -> None:
         assert payload == oracle.huffman([int(word) for word in part])
 
 
+def test_codes_of_all_lengths_side_by_side() -> None:
+    rng = np.random.default_rng(2)
+    words = np.concatenate((rng.permutation(12000), rng.permutation(12000), np.minimum(rng.geometric(0.5, 60000), 99)))
+    words = rng.permutation(words.astype(np.uint16))
+    payload = encoded(ENCODINGS_BY_NAME["huffman"], words, Stream(16, words.size))
+    assert payload == oracle.huffman([int(word) for word in words])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_words_of_every_alignment_and_read_only(name: str) -> None:
     encoding, stream = ENCODINGS_BY_NAME[name], Stream(16, 5000)

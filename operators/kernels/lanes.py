@@ -1,0 +1,59 @@
+"""Integer arithmetic that stays in the width of a word.
+
+numba widens every integer operation to 64 bits, so a loop over words of 8 or 16 bits uses a quarter or
+less of each vector register. These stay narrow; without them splitting fields takes three times as long.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from operators.kernels.jit import JIT
+
+if JIT:
+    from numba import types
+    from numba.extending import intrinsic
+
+    def _narrowed(builder: Any, amount: Any, word: Any) -> Any:
+        return builder.trunc(amount, word.type) if word.type.width < amount.type.width else amount
+
+    @intrinsic
+    def down(typing: Any, word: Any, shift: Any) -> Any:  # noqa: ARG001
+        """Return ``word >> shift``; `shift` is less than the width of the word."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+            return builder.lshr(args[0], _narrowed(builder, args[1], args[0]))
+
+        return word(word, types.int64), codegen
+
+    @intrinsic
+    def up(typing: Any, word: Any, shift: Any) -> Any:  # noqa: ARG001
+        """Return ``word << shift`` without the bits above the word; `shift` is less than its width."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+            return builder.shl(args[0], _narrowed(builder, args[1], args[0]))
+
+        return word(word, types.int64), codegen
+
+    @intrinsic
+    def both(typing: Any, a: Any, b: Any) -> Any:  # noqa: ARG001
+        """Return ``a & b`` of two words of one width."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+            return builder.and_(args[0], args[1])
+
+        return a(a, a), codegen
+
+else:
+
+    def down(word: Any, shift: Any) -> Any:
+        """Return ``word >> shift``; `shift` is less than the width of the word."""
+        return word >> word.dtype.type(shift)
+
+    def up(word: Any, shift: Any) -> Any:
+        """Return ``word << shift`` without the bits above the word; `shift` is less than its width."""
+        return word << word.dtype.type(shift)
+
+    def both(a: Any, b: Any) -> Any:
+        """Return ``a & b`` of two words of one width."""
+        return a & b
