@@ -1,17 +1,10 @@
-"""The archive: keys, runs, the commit, and the way back in. `ARCHIVE.md` is the norm.
-
-Write-once objects go first, receipts second, the manifest third, the snapshot last. A crash at any point
-leaves the archive as it was or as it was to become; whatever else was written is named by its content or
-create-only, and the next run takes it up.
-"""
+"""The archive as its readers see it: keys, snapshots, manifests. `ARCHIVE.md` is the norm; `commit.py` writes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import groupby
 from typing import TypeVar
 from urllib.parse import unquote
 
@@ -19,9 +12,6 @@ from blake3 import blake3
 
 from operators.errors import (
     ArchiveNotFoundError,
-    ChangedError,
-    ConflictError,
-    DamageError,
     DeniedError,
     DigestError,
     ExistsError,
@@ -33,25 +23,15 @@ from operators.errors import (
     UsageError,
 )
 from pipeline.packs import pack_key
-from pipeline.plan import Finding, Plan, Task, adopt, task_id
-from pipeline.rows import Row, content_digest, from_parquet, row_order, to_parquet
-from pipeline.segments import layout_of
-from pipeline.snapshots import (
-    LAYOUT_VERSION,
-    FileEntry,
-    Snapshot,
-    Totals,
-    digest_of_json,
-    from_json,
-    inventory_digest,
-)
-from pipeline.store import ObjectInfo, SourceStore, Store, key_order
+from pipeline.plan import Finding, task_id
+from pipeline.rows import Row, from_parquet
+from pipeline.snapshots import LAYOUT_VERSION, Snapshot, from_json
+from pipeline.store import SourceStore, Store
 
 FORMAT_KEY = "FORMAT"
 FORMAT_BYTES_MAX = 1 << 10
 SNAPSHOT_BYTES_MAX = 64 << 20
 ROWS_BYTES_MAX = 1 << 30
-PRIOR_BYTES_MAX = 64 << 20
 CHECKPOINT_BYTES_MAX = 200
 """Longest escaped name of a checkpoint: a part of a path, with room for temporary names."""
 PUT_ATTEMPTS = 3
@@ -116,22 +96,6 @@ def receipt_key(run: str, task: int) -> str:
     return f"runs/{run}/receipts/{task_id(task)}"
 
 
-def run_id(checkpoint: str, inventory: Iterable[ObjectInfo], recipe: str, base: int) -> str:
-    """Return the id of a run: what is to be archived, how, and on top of what.
-
-    Parameters
-    ----------
-    checkpoint : str
-    inventory : iterable of ObjectInfo
-        Keys relative to the source, in their order.
-    recipe : str
-        Digest of everything that decides bytes.
-    base : int
-        Number of the newest snapshot that the plan saw, 0 for none.
-    """
-    return digest_of_json([checkpoint, inventory_digest(inventory), recipe, base])
-
-
 # -- the archive itself -------------------------------------------------------------------------
 
 
@@ -158,7 +122,7 @@ def create_archive(store: Store, *, single_writer: bool = False) -> None:
             raise UsageError(
                 "a store with create-only writes", "one that overwrites", store.url, "use --single-writer or another"
             ) from None
-        _refuse_other_format(_create(store, FORMAT_KEY, b"brevis archive, layout %d\n" % LAYOUT_VERSION))
+        _refuse_other_format(put_once(store, FORMAT_KEY, b"brevis archive, layout %d\n" % LAYOUT_VERSION))
 
 
 def open_archive(store: SourceStore) -> None:
@@ -197,6 +161,13 @@ def checkpoints(store: SourceStore) -> dict[str, list[int]]:
         if match:
             found.setdefault(unquote(folder, errors="surrogateescape"), []).append(int(match[1]))
     return {checkpoint: sorted(found[checkpoint]) for checkpoint in sorted(found)}
+
+
+def snapshot_numbers(store: SourceStore, checkpoint: str) -> list[int]:
+    """Return the numbers of the snapshots of one checkpoint, in ascending order."""
+    prefix = f"snapshots/{escape(checkpoint)}/"
+    names = (_SEQ.fullmatch(info.key.removeprefix(prefix)) for info in store.list(prefix))
+    return sorted(int(match[1]) for match in names if match)
 
 
 def load_snapshot(store: SourceStore, checkpoint: str, seq: int) -> Snapshot:
@@ -313,275 +284,13 @@ def missing_packs(store: SourceStore, sizes: Mapping[bytes, int]) -> list[Findin
             return Finding(key, "not_found", f"expected {item[1]} bytes")
         return None if n_bytes == item[1] else Finding(key, "wrong_size", f"expected {item[1]} bytes, found {n_bytes}")
 
-    return [found for found in _each(fault, sizes.items()) if found]
+    return [found for found in each(fault, sizes.items()) if found]
 
 
-# -- runs ---------------------------------------------------------------------------------------
+# -- small requests ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
-    """The newest snapshot of a checkpoint.
-
-    Attributes
-    ----------
-    seq : int
-        Its number, 0 for none.
-    snapshot : Snapshot or None
-        None also where it cannot be read, which `fault` tells.
-    fault : DamageError or None
-    """
-
-    seq: int
-    snapshot: Snapshot | None
-    fault: DamageError | None = None
-
-
-def find_base(store: SourceStore, checkpoint: str) -> Base:
-    """Return the newest snapshot of `checkpoint`; a damaged one is no base to stop at, but to go on from."""
-    prefix = f"snapshots/{escape(checkpoint)}/"
-    names = (_SEQ.fullmatch(info.key.removeprefix(prefix)) for info in store.list(prefix))
-    seq = max((int(match[1]) for match in names if match), default=0)
-    if seq == 0:
-        return Base(0, None)
-    try:
-        return Base(seq, load_snapshot(store, checkpoint, seq))
-    except DamageError as error:
-        return Base(seq, None, error)
-
-
-def is_unchanged(base: Base, inventory: Iterable[ObjectInfo], recipe: str) -> bool:
-    """Whether `base` holds all of this inventory under this recipe: nothing is left to do."""
-    snapshot = base.snapshot
-    return (
-        snapshot is not None
-        and not snapshot.failures
-        and (snapshot.inventory, snapshot.recipe) == (inventory_digest(inventory), recipe)
-    )
-
-
-def adopt_plan(store: Store, run: str, plan: Plan, inventory: Sequence[ObjectInfo]) -> Plan:
-    """Store the plan of a run, or return the one that another driver of it has stored.
-
-    Parameters
-    ----------
-    store : Store
-    run : str
-    plan : Plan
-        Ours. An object that it lacks because it could not be read is a failure of this driver alone.
-    inventory : sequence of ObjectInfo
-        All objects of the run.
-    """
-    data = to_parquet(plan.rows())
-    stored = _create(store, plan_key(run), data, ROWS_BYTES_MAX)
-    return plan if stored == data else adopt(inventory, from_parquet(stored, plan_key(run)))
-
-
-def adopt_prior(store: Store, run: str, prior: bytes) -> bytes:
-    """Store the prior of a run, or return the one that another driver of it has stored."""
-    return _create(store, prior_key(run), prior, PRIOR_BYTES_MAX)
-
-
-def find_receipt(store: SourceStore, run: str, task: Task) -> list[Row] | None:
-    """Return the rows of a task that is done, or None.
-
-    Raises
-    ------
-    DamageError
-        The receipt is damaged or belongs to another task.
-    """
-    key = receipt_key(run, task.ordinal)
-    try:
-        data = store.get(key, max_bytes=ROWS_BYTES_MAX)
-    except NotFoundError:
-        return None
-    return _receipt(data, task, key)
-
-
-def adopt_receipt(store: Store, run: str, task: Task, rows: Sequence[Row]) -> list[Row]:
-    """Store the rows of a finished task, whose pack is stored; return those of whoever was first."""
-    key = receipt_key(run, task.ordinal)
-    return _receipt(_create(store, key, to_parquet(rows), ROWS_BYTES_MAX), task, key)
-
-
-def find_receipts(store: SourceStore, run: str, tasks: Sequence[Task]) -> dict[int, list[Row]]:
-    """Return the rows of all tasks that are done, by ordinal; one listing tells which."""
-    prefix = receipt_key(run, 0).removesuffix(task_id(0))
-    done = {info.key.removeprefix(prefix) for info in store.list(prefix)}
-    wanted = [task for task in tasks if task.id in done]
-    found = _each(lambda task: find_receipt(store, run, task), wanted)
-    return {task.ordinal: rows for task, rows in zip(wanted, found, strict=True) if rows is not None}
-
-
-def _receipt(data: bytes, task: Task, key: str) -> list[Row]:
-    rows = from_parquet(data, key)
-    planned = {(row.file, row.segment) for row in task.rows()}
-    for row in rows:
-        if (row.file, row.segment) not in planned:
-            raise FormatError("segments of this task", row.where, key, "remove the receipt and run again")
-    return rows
-
-
-# -- the commit ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """What is known of a snapshot before its rows.
-
-    Attributes
-    ----------
-    checkpoint : str
-    base : int
-        Number of the newest snapshot that the plan saw.
-    recipe : str
-    inventory : tuple of ObjectInfo
-        All objects that were to be archived.
-    failures : tuple of Finding
-        Those that could not be.
-    writer : str
-        Version of the package.
-    """
-
-    checkpoint: str
-    base: int
-    recipe: str
-    inventory: tuple[ObjectInfo, ...]
-    failures: tuple[Finding, ...]
-    writer: str
-
-    @property
-    def run(self) -> str:
-        """Id of the run."""
-        return run_id(self.checkpoint, self.inventory, self.recipe, self.base)
-
-    @property
-    def files(self) -> list[ObjectInfo]:
-        """The objects that are archived."""
-        failed = {finding.key for finding in self.failures}
-        return [info for info in self.inventory if info.key not in failed]
-
-
-def commit(
-    store: Store, draft: Draft, rows: Iterable[Row], list_again: Callable[[], Iterable[ObjectInfo]], time: str
-) -> Snapshot:
-    """Commit a run: the manifest, proof that all is there and the source unchanged, then the snapshot.
-
-    Parameters
-    ----------
-    store : Store
-        The archive.
-    draft : Draft
-    rows : iterable of Row
-        Of all receipts, in any order; those of failed files are left out.
-    list_again : callable
-        Lists the source once more, with the same filters.
-    time : str
-        When, in UTC.
-
-    Returns
-    -------
-    Snapshot
-        The one that is stored: ours, or that of another driver of the same run.
-
-    Raises
-    ------
-    ChangedError
-        An archived object is another generation now; nothing is committed. Objects that came or went since
-        the inventory do not matter: each archived one was read whole, at its planned generation.
-    ConflictError
-        Another run committed first.
-    FormatError, NotFoundError
-        The rows do not tile the files, or a pack is gone; nothing is committed.
-    StoreError
-        The store failed. Where it cannot be known whether the snapshot is stored, the message says so.
-    """
-    files = draft.files
-    kept = {info.key for info in files}
-    ordered = sorted((row for row in rows if row.file in kept), key=row_order)
-    check_tiles({info.key: info.n_bytes for info in files}, ordered, "receipts")
-    sizes = pack_sizes(ordered)
-    manifest = to_parquet(ordered)
-    snapshot = Snapshot(
-        checkpoint=draft.checkpoint,
-        seq=draft.base + 1,
-        base=draft.base,
-        run=draft.run,
-        recipe=draft.recipe,
-        inventory=inventory_digest(draft.inventory),
-        writer=draft.writer,
-        features=(),
-        manifest=blake3(manifest).hexdigest(),
-        manifest_bytes=len(manifest),
-        content=content_digest(ordered),
-        files=tuple(file_entries(files, ordered)),
-        failures=draft.failures,
-        totals=Totals(
-            files=len(files),
-            tensors=sum(row.n_tensors for row in ordered),
-            segments=len(ordered),
-            source_bytes=sum(info.n_bytes for info in files),
-            packs=len(sizes),
-            stored_bytes=sum(sizes.values()),
-        ),
-        time=time,
-    )
-    _put_manifest(store, snapshot, manifest)
-    if gone := missing_packs(store, sizes):
-        raise NotFoundError("the packs of this run", gone[0].detail, gone[0].key, "remove its receipts and run again")
-    _refuse_changed(files, list_again())
-    return _publish(store, snapshot)
-
-
-def file_entries(files: Iterable[ObjectInfo], rows: Iterable[Row]) -> list[FileEntry]:
-    """Return the entries of a snapshot for `files`, both in the order of keys."""
-    by_file = {key: list(group) for key, group in groupby(rows, lambda row: row.file)}
-    entries = []
-    for info in sorted(files, key=key_order):
-        digest = blake3()
-        for row in by_file.get(info.key, []):
-            if row.digest is None:
-                raise FormatError("a row with a digest", "none", row.where)
-            digest.update(row.n_bytes.to_bytes(8, "little") + row.digest)
-        if info.key in by_file:
-            kind, reason = by_file[info.key][0].format, by_file[info.key][0].reason
-        else:
-            empty = layout_of(lambda *_: b"", info.key, 0)
-            kind, reason = empty.format, empty.reason
-        entries.append(FileEntry(info.key, info.n_bytes, info.etag, info.version, kind, reason, digest.hexdigest()))
-    return entries
-
-
-def _put_manifest(store: Store, snapshot: Snapshot, data: bytes) -> None:
-    key = manifest_key(snapshot.manifest)
-    if len(data) > ROWS_BYTES_MAX:
-        raise LimitError(f"a manifest of at most {ROWS_BYTES_MAX} bytes", f"{len(data)}", key, "archive in parts")
-    store.put(key, data)
-    if store.get(key, max_bytes=len(data)) != data:
-        raise DigestError("the manifest that was put", "other bytes", key, "check the store and run again")
-
-
-def _refuse_changed(files: Iterable[ObjectInfo], listing: Iterable[ObjectInfo]) -> None:
-    now = {info.key: info for info in listing}
-    for info in files:
-        if now.get(info.key, info) != info:
-            raise ChangedError("the planned generation", "another one", info.key, "run again when it is at rest")
-
-
-def _publish(store: Store, snapshot: Snapshot) -> Snapshot:
-    key, data = snapshot_key(snapshot.checkpoint, snapshot.seq), snapshot.to_json()
-    if len(data) > SNAPSHOT_BYTES_MAX:
-        raise LimitError(f"a snapshot of at most {SNAPSHOT_BYTES_MAX} bytes", f"{len(data)}", key, "archive in parts")
-    stored = _create(store, key, data, SNAPSHOT_BYTES_MAX)
-    if stored == data:
-        return snapshot
-    winner = from_json(stored, key)
-    if winner.run != snapshot.run:
-        raise ConflictError("the next number of this checkpoint", "another run's snapshot", key, "run again")
-    return winner
-
-
-def _create(store: Store, key: str, data: bytes, max_bytes: int = FORMAT_BYTES_MAX) -> bytes:
+def put_once(store: Store, key: str, data: bytes, max_bytes: int = FORMAT_BYTES_MAX) -> bytes:
     """Create an object and return what is stored: `data`, or the bytes of whoever was first.
 
     A put whose answer is lost may have been stored, and one that is refused may have been refused by its own
@@ -606,7 +315,7 @@ def _create(store: Store, key: str, data: bytes, max_bytes: int = FORMAT_BYTES_M
     raise fault
 
 
-def _each(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+def each(work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
     """Map `work` over small requests, some at a time, in order."""
     with ThreadPoolExecutor(REQUESTS) as pool:
         return list(pool.map(work, items))

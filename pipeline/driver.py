@@ -18,17 +18,9 @@ from blake3 import blake3
 from configs.recipe import Config, recipe_digest
 from operators.errors import ArchiveError, ChangedError, NotFoundError, NothingMatchedError, StoreError
 from operators.record import WRITER_REVISION
-from pipeline.archive import (
-    Draft,
-    adopt_plan,
-    adopt_prior,
-    commit,
-    create_archive,
-    find_base,
-    find_receipts,
-    is_unchanged,
-)
+from pipeline.archive import create_archive
 from pipeline.calibration import learn_prior
+from pipeline.commit import Draft, adopt_plan, adopt_prior, commit, find_base, find_receipts, is_unchanged
 from pipeline.executors import Executor
 from pipeline.lint import lint
 from pipeline.plan import Finding, Plan, make_plan, select

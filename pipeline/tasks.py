@@ -17,7 +17,7 @@ from operators.limits import SEGMENT_BYTES
 from operators.program import Literal, Node
 from operators.run import Encoded, digest_of, encode, execute
 from operators.words import Bytes, Words, dtype_of, words_of
-from pipeline.archive import adopt_receipt, find_receipt
+from pipeline.commit import adopt_receipt, find_receipt
 from pipeline.executors import may_retry
 from pipeline.packs import PackSpool, pack_key
 from pipeline.plan import Part, Task

@@ -28,27 +28,31 @@ from operators.errors import (
     UsageError,
 )
 from pipeline import archive
+from pipeline import commit as commit_module
 from pipeline.archive import (
-    Draft,
-    adopt_plan,
-    adopt_prior,
-    adopt_receipt,
     checkpoints,
-    commit,
     create_archive,
     escape,
-    find_base,
-    find_receipt,
-    find_receipts,
     find_snapshot,
-    is_unchanged,
     load_manifest,
     load_snapshot,
     manifest_key,
     open_archive,
     plan_key,
+    put_once,
     receipt_key,
     snapshot_key,
+)
+from pipeline.commit import (
+    Draft,
+    adopt_plan,
+    adopt_prior,
+    adopt_receipt,
+    commit,
+    find_base,
+    find_receipt,
+    find_receipts,
+    is_unchanged,
 )
 from pipeline.packs import pack_key
 from pipeline.plan import Finding, Plan, Task, make_plan
@@ -158,7 +162,8 @@ def restore(archived: MemoryStore, snapshot: Snapshot) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def _serial(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small requests one after the other, so that calls can be counted."""
-    monkeypatch.setattr(archive, "_each", lambda call, items: [call(item) for item in items])
+    for module in (archive, commit_module):
+        monkeypatch.setattr(module, "each", lambda call, items: [call(item) for item in items])
 
 
 # -- a run --------------------------------------------------------------------------------------
@@ -253,15 +258,15 @@ def test_a_run_killed_at_any_call_leaves_the_old_state_or_the_new() -> None:
 
 def test_the_sweep_notices_a_snapshot_before_its_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     late: list[tuple[Any, ...]] = []
-    publish, put_manifest = archive._publish, archive._put_manifest
-    monkeypatch.setattr(archive, "_put_manifest", lambda *args: late.append(args))
+    publish, put_manifest = commit_module._publish, commit_module._put_manifest
+    monkeypatch.setattr(commit_module, "_put_manifest", lambda *args: late.append(args))
 
     def publish_first(store: Store, snapshot: Snapshot) -> Snapshot:
         stored = publish(store, snapshot)
         put_manifest(*late.pop())
         return stored
 
-    monkeypatch.setattr(archive, "_publish", publish_first)
+    monkeypatch.setattr(commit_module, "_publish", publish_first)
     with pytest.raises((AssertionError, NotFoundError)):
         sweep()
 
@@ -368,17 +373,17 @@ class Puts:
 def test_the_outcome_of_a_create_only_put(script: tuple[str, ...], expected: type[ArchiveError] | None) -> None:
     store: Any = Puts(*script)
     if expected is None:
-        assert archive._create(store, "key", b"data") == b"data"
+        assert put_once(store, "key", b"data") == b"data"
     else:
         with pytest.raises(expected) as caught:
-            archive._create(store, "key", b"data")
+            put_once(store, "key", b"data")
         assert type(caught.value) is expected
 
 
 def test_an_unknown_outcome_says_so() -> None:
     store: Any = Puts("lost", "deaf")
     with pytest.raises(StoreError, match="to know whether the object is stored"):
-        archive._create(store, "key", b"data")
+        put_once(store, "key", b"data")
 
 
 # -- two writers --------------------------------------------------------------------------------

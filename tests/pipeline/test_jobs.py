@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from operators.errors import StoreError
-from pipeline import archive as archive_module
+from pipeline import commit as commit_module
 from pipeline import tasks
 from pipeline.cli import main
 from tests.cases import CASES, bf16, noise, safetensors
@@ -380,7 +380,7 @@ def test_a_failed_run_resumes(tmp_path: Path, capsys: Capture, monkeypatch: Patc
     folder = write(tmp_path / "source", {f"{i}.bin": noise(i, 50_000) for i in range(6)})
     options = [*QUICK, "--set", "task_bytes=60000", "--set", "retries=0"]
     whole = Ran(capsys, "archive", folder, tmp_path / "whole", *options)
-    put = archive_module.adopt_receipt
+    put = commit_module.adopt_receipt
     puts = 0
 
     def fail_later(*arguments: Any) -> Any:
@@ -402,7 +402,7 @@ def test_a_failed_run_resumes(tmp_path: Path, capsys: Capture, monkeypatch: Patc
 
 def test_transient_faults_are_retried(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     folder = write(tmp_path / "source", {"a.bin": noise(1, 100)})
-    put = archive_module.adopt_receipt
+    put = commit_module.adopt_receipt
     faults = [StoreError("a reply", "none", "k")] * 2
 
     def fail_twice(*arguments: Any) -> Any:
