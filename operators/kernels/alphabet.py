@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.kernels.jit import inlined, kernel
+from operators.kernels.lanes import bit_length
 from operators.kernels.memory import load_u64, store_u64
 
 MAX_SYMBOLS = 1 << 14
@@ -54,15 +55,6 @@ def _put(out: Any, bit: Any, value: Any, n_bits: Any) -> Any:
     keep = (np.uint64(1) << np.uint64(n_bits)) - np.uint64(1)
     store_u64(out, at, load_u64(out, at) | ((np.uint64(value) & keep) << np.uint64(bit & 7)))
     return bit + n_bits
-
-
-@inlined
-def bit_length(value: Any) -> Any:
-    """Return the bits of a small non-negative integer without its leading zeros."""
-    n_bits = 0
-    while value >> n_bits:
-        n_bits += 1
-    return n_bits
 
 
 @inlined

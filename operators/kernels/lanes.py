@@ -1,4 +1,4 @@
-"""Integer arithmetic that stays in the width of a word.
+"""Integer arithmetic that stays in the width of a word, and the width of a number.
 
 numba widens every integer operation to 64 bits, so a loop over words of 8 or 16 bits uses a quarter or
 less of each vector register. These stay narrow; without them splitting fields takes three times as long.
@@ -11,6 +11,7 @@ from typing import Any
 from operators.kernels.jit import JIT
 
 if JIT:
+    from llvmlite import ir
     from numba import types
     from numba.extending import intrinsic
 
@@ -44,7 +45,21 @@ if JIT:
 
         return a(a, a), codegen
 
+    @intrinsic
+    def bit_length(typing: Any, value: Any) -> Any:  # noqa: ARG001
+        """Return the bits of a non-negative integer without its leading zeros."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+            word = args[0].type
+            return builder.sub(word(64), builder.ctlz(args[0], ir.IntType(1)(0)))
+
+        return types.int64(types.int64), codegen
+
 else:
+
+    def bit_length(value: Any) -> int:
+        """Return the bits of a non-negative integer without its leading zeros."""
+        return int(value).bit_length()
 
     def down(word: Any, shift: Any) -> Any:
         """Return ``word >> shift``; `shift` is less than the width of the word."""

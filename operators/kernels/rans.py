@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.kernels.jit import inlined, kernel
+from operators.kernels.lanes import bit_length
 from operators.kernels.memory import load_u16, store_u16
 
 MIN_BITS, MAX_BITS = 12, 14
@@ -39,7 +40,7 @@ def normalise(counts: NDArray[np.int64], bits: int, frequencies: NDArray[np.int6
 
     Notes
     -----
-    Rounded down first. Every step then gives a slot to the word that gains most by it, or takes one from
+    Rounded to the nearest first. Every step then gives a slot to the word that gains most by it, or takes one from
     the word that loses least: words are compared by ``count / (2 * frequency +- 1)``, the slope of
     ``count * log(frequency)`` half-way, exactly and with ties to the first.
     """
@@ -49,7 +50,7 @@ def normalise(counts: NDArray[np.int64], bits: int, frequencies: NDArray[np.int6
         total += counts[i]
     left = np.int64(1) << bits
     for i in range(m):
-        share = (counts[i] << bits) // total
+        share = ((counts[i] << (bits + 1)) + total) // (2 * total)
         frequencies[i] = max(share, np.int64(1))
         left -= frequencies[i]
     while left != 0:
@@ -68,6 +69,20 @@ def normalise(counts: NDArray[np.int64], bits: int, frequencies: NDArray[np.int6
                 best = i
         frequencies[best] += step if left > 0 else -step
         left -= step if left > 0 else -step
+
+
+@kernel("logs")
+def log2_q16(values: NDArray[np.int64], logs: NDArray[np.int64]) -> None:
+    """Set ``floor(log2(value) * 2**16)`` of integers from 1 to 2**31, by squaring: the same on every machine."""
+    for i in range(values.size):
+        log = bit_length(values[i]) - 1
+        mantissa = np.uint64(values[i]) << np.uint64(31 - log)
+        for _ in range(16):
+            square = (mantissa * mantissa) >> np.uint64(31)
+            carry = square >> np.uint64(32)
+            log = 2 * log + np.int64(carry)
+            mantissa = square >> carry
+        logs[i] = log
 
 
 @kernel("reciprocals", "rows")

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.errors import FormatError
+from operators.kernels import rans as kernels
 from operators.kernels.alphabet import put_table, table_symbols, take_table
 from operators.words import Bytes
 
@@ -39,14 +40,7 @@ def take_alphabet(payload: Bytes, width_bits: int, *, with_values: bool) -> tupl
 
 
 def log2_q16(values: Integers) -> Integers:
-    """Return ``floor(log2(value) * 2**16)`` of integers from 1 to 2**31, by squaring: the same on every machine."""
-    exponent = np.int64(0) * values
-    for bits in (16, 8, 4, 2, 1):
-        exponent += np.where(values >> exponent >> bits > 0, bits, 0)
-    mantissa = (values.astype(np.uint64) << np.uint64(31)) >> exponent.astype(np.uint64)
-    for _ in range(16):
-        square = (mantissa * mantissa) >> np.uint64(31)
-        carry = square >> np.uint64(32)
-        exponent = 2 * exponent + carry.astype(np.int64)
-        mantissa = square >> carry
-    return exponent
+    """Return ``floor(log2(value) * 2**16)`` of integers from 1 to 2**31."""
+    logs = np.empty_like(values)
+    kernels.log2_q16(values, logs)
+    return logs

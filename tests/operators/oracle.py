@@ -133,7 +133,7 @@ def huffman(words: Sequence[int]) -> bytes:
 
 def frequencies(counts: Sequence[int], bits: int) -> list[int]:
     total = sum(counts)
-    made = [max(1, (count << bits) // total) for count in counts]
+    made = [max(1, ((count << bits + 1) + total) // (2 * total)) for count in counts]
     while (left := (1 << bits) - sum(made)) != 0:
         step = max(abs(left) // len(counts), 1)
         if left > 0:
