@@ -13,7 +13,7 @@ from typing import Any
 from operators.errors import StoreError
 from pipeline.plan import Finding
 from pipeline.segments.base import LayoutError
-from pipeline.segments.safetensors import Header
+from pipeline.segments.header import Header
 from pipeline.store import ObjectInfo
 
 INDEX_BYTES_MAX = 64 << 20

@@ -31,7 +31,7 @@ from operators.errors import PathError
 from operators.limits import SEGMENT_BYTES
 from pipeline.segments import opaque, safetensors
 from pipeline.segments.base import GROUP_BYTES, SMALL_BYTES, Layout, LayoutError, Read, Segment
-from pipeline.segments.safetensors import Tensor, tensors_of
+from pipeline.segments.header import HEADER_BYTES_MAX, Header, Tensor, tensors_of
 
 __all__ = [
     "GROUP_BYTES",
@@ -110,7 +110,7 @@ def _look(read: Read, n_bytes: int, segment_bytes: int) -> Layout:
         raise LayoutError("header_beyond_file", f"a header of {header_bytes} bytes in a file of {n_bytes}")
     if head[8:9] != b"{":
         raise LayoutError("not_safetensors", "no header")
-    if header_bytes > safetensors.HEADER_BYTES_MAX:
+    if header_bytes > HEADER_BYTES_MAX:
         raise LayoutError("header_over_limit", f"a header of {header_bytes} bytes")
     text = head[8:data_begin] if data_begin <= len(head) else head[8:] + read(len(head), data_begin - len(head))
-    return safetensors.layout(safetensors.Header(text), data_begin, n_bytes, segment_bytes)
+    return safetensors.layout(Header(text), data_begin, n_bytes, segment_bytes)

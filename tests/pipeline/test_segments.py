@@ -19,7 +19,8 @@ from operators.limits import SEGMENT_BYTES
 from operators.words import dtype_of
 from pipeline.segments import GROUP_BYTES, SMALL_BYTES, Layout, layout_of, tensors_of
 from pipeline.segments.base import LayoutError
-from pipeline.segments.safetensors import Header, row_elements
+from pipeline.segments.header import Header
+from pipeline.segments.safetensors import row_elements
 from tests import cases
 from tests.cases import CASES, Case
 from tests.strategies import damage, safetensors_files
