@@ -75,7 +75,8 @@ class ArchiveRun:
         self.order = order
         self.config = config
         self.source: SourceStore = open_source(order.source_url, config.run.storage_options)
-        self.archive: Store = open_store(order.archive_url, config.run.storage_options)
+        options = config.run.storage_options
+        self.archive: Store = open_store(order.archive_url, options, single_writer=order.single_writer)
         self.base_prior = self._base_prior()
 
     def _base_prior(self) -> Prior:
@@ -196,6 +197,7 @@ class ArchiveRun:
             options,
             adopt_prior(self.archive, run, prior.dump()),
             self.config.run.scratch_dir,
+            self.order.single_writer,
         )
 
     def _changed(self, files: Sequence[ObjectInfo]) -> list[Failed]:

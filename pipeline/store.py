@@ -373,7 +373,7 @@ def open_source(url: str, options: Mapping[str, str] | None = None) -> SourceSto
         Local path, ``file://``, ``s3://bucket/prefix`` or any fsspec URL. A folder; one object; or, ending in ``*``,
         everything whose key starts so.
     options : mapping of str to str, optional
-        Storage options ``key=value``.
+        Storage options ``key=value``; a local path, which may stand beside a bucket in one command, has none.
 
     Raises
     ------
@@ -384,7 +384,6 @@ def open_source(url: str, options: Mapping[str, str] | None = None) -> SourceSto
     if protocol == "file":
         from pipeline.store_local import LocalSource
 
-        refuse_options("local paths", options, ())
         return LocalSource(rest)
     if protocol == "s3":
         from pipeline.store_s3 import S3Source
@@ -408,7 +407,6 @@ def open_store(url: str, options: Mapping[str, str] | None = None, *, single_wri
     if protocol == "file":
         from pipeline.store_local import LocalStore
 
-        refuse_options("local paths", options, ())
         return LocalStore(rest)
     if protocol == "s3":
         from pipeline.store_s3 import S3Store

@@ -48,6 +48,8 @@ class ArchiveJob:
         The prior of the run, as stored with it.
     scratch_dir : str
         Where packs grow; empty takes the temporary directory of the system.
+    single_writer : bool
+        The user promises that nobody else writes to the archive.
     """
 
     source_url: str
@@ -57,12 +59,13 @@ class ArchiveJob:
     options: SearchOptions
     prior: bytes
     scratch_dir: str
+    single_writer: bool = False
 
     def open(self) -> TaskWorker:
         """Open the stores and load the prior."""
         return TaskWorker(
             open_source(self.source_url, self.storage_options),
-            open_store(self.archive_url, self.storage_options),
+            open_store(self.archive_url, self.storage_options, single_writer=self.single_writer),
             self.run,
             Encoder(self.options, Prior.load(self.prior)),
             self.scratch_dir,

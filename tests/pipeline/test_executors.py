@@ -1,0 +1,83 @@
+"""Executors: every item has one outcome, whatever happens to the workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from operators.errors import ChangedError, StoreError
+from pipeline.executors import Executor, PoolExecutor, SerialExecutor, may_retry
+
+
+@dataclass(frozen=True)
+class Misbehaving:
+    """A job whose items say how they end; `folder` counts attempts across processes."""
+
+    folder: str
+
+    def open(self) -> Callable[[str], str]:
+        def work(item: str) -> str:
+            attempt = len(list(Path(self.folder).glob(f"{item}.*")))
+            (Path(self.folder) / f"{item}.{attempt}").touch()
+            if item.startswith("die") and attempt == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if item.startswith("flaky") and attempt < 2:
+                raise StoreError("a reply", "none", item)
+            if item.startswith("changed"):
+                raise ChangedError("the planned generation", "another", item)
+            if item.startswith("bug"):
+                raise ZeroDivisionError(item)
+            return item.upper()
+
+        return work
+
+
+EXECUTORS: list[Executor] = [SerialExecutor(2), PoolExecutor(2, 2, 2)]
+
+
+@pytest.mark.parametrize("executor", EXECUTORS, ids=["serial", "pool"])
+def test_every_item_has_one_outcome(executor: Executor, tmp_path: Path) -> None:
+    items = ["a", "flaky", "changed", "bug", "b"]
+    outcomes = {outcome.item: outcome for outcome in executor.run(Misbehaving(str(tmp_path)), items)}
+    assert sorted(outcomes) == sorted(items)
+    assert {item: outcome.result for item, outcome in outcomes.items() if outcome.error is None} == {
+        "a": "A", "b": "B", "flaky": "FLAKY",
+    }  # fmt: skip
+    kinds = {item: outcome.error.kind for item, outcome in outcomes.items() if outcome.error is not None}
+    assert kinds == {"changed": "changed_during_read", "bug": "internal"}
+    assert "ZeroDivisionError" in str(outcomes["bug"].error)
+    attempts = {item: len(list(tmp_path.glob(f"{item}.*"))) for item in items}
+    assert attempts == {"a": 1, "b": 1, "flaky": 3, "changed": 1, "bug": 3}
+
+
+def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
+    items = [f"item{i}" for i in range(6)] + ["die1", "die2"]
+    outcomes = {outcome.item: outcome for outcome in PoolExecutor(2, 8, 2).run(Misbehaving(str(tmp_path)), items)}
+    assert {item: outcome.result for item, outcome in outcomes.items()} == {item: item.upper() for item in items}
+
+
+def test_a_worker_that_always_dies_is_given_up() -> None:
+    outcomes = list(PoolExecutor(2, 0, 1).run(AlwaysDying(), ["x", "y"]))
+    assert [outcome.error is not None and outcome.error.kind for outcome in outcomes] == ["internal"] * 2
+
+
+@dataclass(frozen=True)
+class AlwaysDying:
+    """A job whose worker never survives an item."""
+
+    def open(self) -> Callable[[str], str]:
+        def work(_item: str) -> str:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return ""
+
+        return work
+
+
+def test_lasting_faults_are_not_retried() -> None:
+    assert may_retry(StoreError("a reply", "none"))
+    assert not may_retry(ChangedError("the planned generation", "another"))
