@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from operators.errors import ArchiveError, InternalError, UsageError
-from pipeline.executors import Executor, Job, Outcome, attempt, may_retry
+from pipeline.executors import Job, Outcome, attempt, may_retry
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -96,43 +97,43 @@ class RayExecutor:
         n_cpus = connect(self.address)
         waiting = deque((item, 0) for item in items)
         staff = _Staff(job, self.memory_bytes)
-        running: dict[ray.ObjectRef, tuple[int, Item, int]] = {}
         try:
             n_workers = min(self.workers or n_cpus, len(waiting))
             n_starts_left = n_workers * (self.retries + 1)
-            while waiting or running:
-                while staff.size < min(n_workers, len(waiting) + len(running)):
+            while waiting or staff.running:
+                while staff.size < min(n_workers, len(waiting) + len(staff.running)):
                     if not n_starts_left:
                         raise InternalError("workers that live", "one death after another", "", "see the logs of Ray")
                     n_starts_left -= 1
                     staff.start()
                 while waiting and (free := staff.least_busy(self.in_flight)) is not None:
-                    item, tries = waiting.popleft()
-                    running[staff.hand_out(free, item)] = (free, item, tries)
-                done, _ = ray.wait([*running, *staff.opening], num_returns=1, timeout=WAIT_SECONDS)
+                    staff.hand_out(free, *waiting.popleft())
+                done, _ = ray.wait([*staff.running, *staff.opening], num_returns=1, timeout=WAIT_SECONDS)
                 for ref in done:
                     if ref in staff.opening:
                         staff.opened(ref)
                         continue
-                    name, item, tries = running.pop(ref)
-                    result, error = staff.result(name, ref)
-                    if error is not None and may_retry(error) and tries < self.retries:
-                        waiting.append((item, tries + 1))
-                    else:
-                        yield Outcome(item, result, error)
+                    for item, tries, outcome in staff.settle(ref):
+                        if outcome is None:
+                            waiting.appendleft((item, tries))
+                        elif outcome.error is not None and may_retry(outcome.error) and tries < self.retries:
+                            waiting.append((item, tries + 1))
+                        else:
+                            yield outcome
         finally:
             staff.dismiss()
 
 
 @dataclass
 class _Staff:
-    """The actors of one run: those being opened, and those at work with the number of their items."""
+    """The actors of one run: those being opened, and those at work, each with its items in the order of their turn."""
 
     job: Job[Any, Any]
     memory_bytes: int
     opening: dict[ray.ObjectRef, int] = field(default_factory=dict)
+    running: dict[ray.ObjectRef, int] = field(default_factory=dict)
     _actors: dict[int, Any] = field(default_factory=dict)
-    _load: dict[int, int] = field(default_factory=dict)
+    _held: dict[int, dict[ray.ObjectRef, tuple[Any, int]]] = field(default_factory=dict)
     _names: Iterator[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
@@ -161,41 +162,75 @@ class _Staff:
             return
         if error is not None:
             raise error
-        self._load[name] = 0
+        self._held[name] = {}
 
     def least_busy(self, limit: int) -> int | None:
         """The actor with the fewest items, if that is less than `limit`."""
-        name = min(self._load, key=self._load.__getitem__, default=None)
-        return None if name is None or self._load[name] >= limit else name
+        name = min(self._held, key=lambda name: len(self._held[name]), default=None)
+        return None if name is None or len(self._held[name]) >= limit else name
 
-    def hand_out(self, name: int, item: Any) -> ray.ObjectRef:
+    def hand_out(self, name: int, item: Any, tries: int) -> None:
         """Give one more item to an actor."""
-        self._load[name] += 1
-        return self._actors[name].run.remote(item)
+        ref = self._actors[name].run.remote(item)
+        self._held[name][ref] = (item, tries)
+        self.running[ref] = name
 
-    def result(self, name: int, ref: ray.ObjectRef) -> tuple[Any, ArchiveError | None]:
-        """Take back one item of an actor, which may have died over it."""
-        if name in self._load:
-            self._load[name] -= 1
+    def settle(self, ref: ray.ObjectRef) -> list[tuple[Any, int, Outcome[Any, Any] | None]]:
+        """Take back an item that has ended, or all items of an actor that has died.
+
+        An actor takes its items in turn, so it died over the first without an answer; those behind it have no part in
+        that and have no outcome.
+        """
+        name = self.running[ref]
+        item, tries = self._held[name][ref]
         try:
-            result, error = ray.get(ref)
+            outcome = _answer(item, ref)
         except RayActorError:
-            self._remove(name)
-            return None, InternalError("a worker that ends its item", "one that died", "", "see the logs of Ray")
-        except RayError as failure:
-            return None, InternalError("an answer of a worker", str(failure), "", "see the logs of Ray")
-        return result, error
+            return list(self._bury(name))
+        del self._held[name][ref], self.running[ref]
+        return [(item, tries, outcome)]
 
-    def _remove(self, name: int) -> None:
-        self._load.pop(name, None)
-        actor = self._actors.pop(name, None)
-        if actor is not None:
-            ray.kill(actor)  # one that is only out of reach would go on for nothing
+    def _bury(self, name: int) -> Iterator[tuple[Any, int, Outcome[Any, Any] | None]]:
+        guilty = True
+        for ref, (item, tries) in self._remove(name).items():
+            try:
+                yield item, tries, _answer(item, ref)
+            except RayActorError:
+                error = InternalError("a worker that ends its item", "one that died", "", "see the logs of Ray")
+                yield item, tries, Outcome(item, None, error) if guilty else None
+                guilty = False
+
+    def _remove(self, name: int) -> dict[ray.ObjectRef, tuple[Any, int]]:
+        ray.kill(self._actors.pop(name))  # one that is only out of reach would go on for nothing
+        held = self._held.pop(name, {})
+        for ref in held:
+            del self.running[ref]
+        return held
 
     def dismiss(self) -> None:
         """End all of them."""
         for name in [*self._actors]:
             self._remove(name)
+
+
+def _answer(item: Any, ref: ray.ObjectRef) -> Outcome[Any, Any]:
+    try:
+        result, error = ray.get(ref)
+    except RayActorError:
+        raise
+    except RayError as failure:
+        result, error = None, InternalError("an answer of a worker", str(failure), "", "see the logs of Ray")
+    return Outcome(item, result, error)
+
+
+def _look(address: str) -> None:
+    """Refuse an address where nothing listens at once; Ray tries for minutes and then ends the process."""
+    host, _, port = address.rpartition(":")
+    if host and "/" not in address and port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            raise UsageError("a running Ray cluster", str(error), f"--ray {address}", "check the address") from error
 
 
 def connect(address: str) -> int:
@@ -209,6 +244,7 @@ def connect(address: str) -> int:
         There is none, or it has no CPU.
     """
     if not ray.is_initialized():
+        _look(address)
         step = "start one (`ray start --head`, with RAY_AUTH_MODE set), or leave out --ray"
         try:
             ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
@@ -219,8 +255,3 @@ def connect(address: str) -> int:
     if not n_cpus:
         raise UsageError("a cluster with CPUs", "none", f"--ray {address}", "add a node")
     return n_cpus
-
-
-def ray_executor(address: str, workers: int, retries: int, in_flight: int, memory_bytes: int) -> Executor:
-    """Return the executor for `workers` actors of the cluster at `address`; 0 takes one per CPU."""
-    return RayExecutor(address, workers, retries, in_flight, memory_bytes)

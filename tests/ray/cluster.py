@@ -66,6 +66,21 @@ class Cluster:
             command += ["--runtime-env", str(runtime_env)]
         return [*command, "--", *entrypoint]
 
+    def object_store_bytes(self) -> int:
+        """Bytes that were ever put into the object stores of all nodes."""
+        code = """
+import logging, ray
+from ray._private.internal_api import node_stats
+ray.init("auto", logging_level=logging.ERROR)
+places = [(n["NodeManagerAddress"], n["NodeManagerPort"]) for n in ray.nodes() if n["Alive"]]
+stats = [node_stats(*place, include_memory_info=False).store_stats for place in places]
+print(sum(s.cumulative_created_bytes for s in stats))
+"""
+        env = {**self.env, "RAY_ADDRESS": self.address}
+        command = [sys.executable, "-c", code]
+        answer = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+        return int(answer.stdout)
+
 
 @contextlib.contextmanager
 def two_nodes(env: Mapping[str, str], cpus_per_node: int = 1) -> Iterator[Cluster]:
@@ -73,6 +88,7 @@ def two_nodes(env: Mapping[str, str], cpus_per_node: int = 1) -> Iterator[Cluste
     # Sockets of Ray have paths of at most 107 bytes, which rules out the folders of pytest.
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     client = {**os.environ, **env, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    client["PATH"] = f"{Path(sys.executable).parent}:{client.get('PATH', '')}"  # jobs run `python` by its name
     client.pop("RAY_ADDRESS", None)
     port, dashboard_port = free_port(), free_port()
     common = ["--block", f"--num-cpus={cpus_per_node}", f"--object-store-memory={OBJECT_STORE_BYTES}"]

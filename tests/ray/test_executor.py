@@ -1,0 +1,127 @@
+"""The executor by itself: every item has one outcome, whatever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import ray
+
+from operators.errors import ChangedError, DeniedError, InternalError, UsageError
+from pipeline.executors import SerialExecutor
+from pipeline.on_ray import RayExecutor, connect
+from tests.processes import ROOT
+from tests.ray.cluster import Cluster
+from tests.ray.jobs import Deadly, Faulty, Loaded, Meeting, Refused, Squares
+
+MEMORY = 256 << 20
+
+
+@pytest.fixture(scope="module")
+def address(cluster: Cluster) -> Iterator[str]:
+    """The address of the cluster; this process is a driver whose workers can import the jobs of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"):
+            patch.setenv(name, cluster.env[name])
+        ray.init(cluster.address, runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}}, log_to_driver=False)
+        yield cluster.address
+        ray.shutdown()
+
+
+def test_every_item_has_one_outcome(address: str) -> None:
+    executor = RayExecutor(address, 0, 2, 2, MEMORY)
+    items = list(range(40))
+    outcomes = list(executor.run(Squares(), items))
+    assert sorted((outcome.item, outcome.result[0]) for outcome in outcomes if outcome.result) == [
+        (i, i * i) for i in items
+    ]
+    assert list(executor.run(Squares(), [])) == []
+    assert connect(address) == 2
+
+
+def test_nodes_work_side_by_side(address: str, tmp_path: Path) -> None:
+    """Each item waits until another worker has one."""
+    outcomes = list(RayExecutor(address, 0, 2, 1, MEMORY).run(Meeting(str(tmp_path), 2), range(2)))
+    assert len({outcome.result for outcome in outcomes}) == 2
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_faults_are_retried_or_reported_as_in_one_process(address: str, tmp_path: Path, in_flight: int) -> None:
+    executor = RayExecutor(address, 2, 3, in_flight, MEMORY)
+    outcomes = {outcome.item: outcome for outcome in executor.run(Faulty(str(tmp_path)), range(12))}
+    assert sorted(outcomes) == list(range(12))
+    assert {item: outcomes[item].result for item in (0, 3, 5, 11)} == {0: 0, 3: 9, 5: 25, 11: 121}
+    assert isinstance(outcomes[7].error, InternalError)
+    assert isinstance(outcomes[8].error, ChangedError)
+    assert isinstance(outcomes[9].error, InternalError)
+    assert "not one of ours" in str(outcomes[9].error)
+    tries = {item: (tmp_path / f"item-{item}").stat().st_size for item in outcomes}
+    assert tries[7] == 4
+    assert tries[8] == 1  # no attempt can end otherwise
+    safe = [item for item in range(12) if item not in {5, 7}]
+    serial = {outcome.item: outcome for outcome in SerialExecutor(3).run(Faulty(str(tmp_path / "..")), safe)}
+    assert {item: outcome.result for item, outcome in serial.items()} == {i: outcomes[i].result for i in serial}
+
+
+def test_a_worker_killed_from_outside_is_replaced(cluster: Cluster, address: str) -> None:
+    executor = RayExecutor(address, 2, 2, 2, MEMORY)
+    outcomes = executor.run(Squares(0.1), range(16))
+    first = [outcome.result for outcome in islice(outcomes, 3)]
+    victim = first[0][1] if first[0] else 0
+    assert victim in cluster.workers()
+    os.kill(victim, signal.SIGKILL)
+    found = [result for result in [*first, *(outcome.result for outcome in outcomes)] if result]
+    assert sorted(square for square, _ in found) == [i * i for i in range(16)]
+    assert victim not in {pid for _, pid in found[8:]}
+    assert victim not in cluster.workers()
+
+
+def test_a_job_that_cannot_be_opened_fails_as_a_whole(address: str) -> None:
+    with pytest.raises(DeniedError):
+        list(RayExecutor(address, 2, 2, 2, MEMORY).run(Refused(), range(4)))
+    with pytest.raises(InternalError, match="one death after another"):
+        list(RayExecutor(address, 2, 1, 2, MEMORY).run(Deadly(), range(4)))
+
+
+def test_workers_that_cannot_be_placed_hold_nothing_up(address: str) -> None:
+    """Four are asked for, and the cluster has two CPUs."""
+    outcomes = list(RayExecutor(address, 4, 2, 2, MEMORY).run(Squares(0.05), range(16)))
+    assert len(outcomes) == 16
+    assert all(outcome.error is None for outcome in outcomes)
+
+
+def test_an_abandoned_run_ends_its_workers(cluster: Cluster, address: str) -> None:
+    outcomes = RayExecutor(address, 2, 2, 2, MEMORY).run(Squares(0.1), range(1000))
+    while len(cluster.workers()) < 2:
+        assert next(outcomes).error is None
+    outcomes.close()  # type: ignore[attr-defined]  # it is a generator
+    deadline = time.monotonic() + 20
+    while cluster.workers() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert cluster.workers() == []
+
+
+def test_a_prior_is_sent_once(cluster: Cluster, address: str) -> None:
+    before = cluster.object_store_bytes()
+    outcomes = list(RayExecutor(address, 1, 2, 2, MEMORY).run(Loaded(os.urandom(4 << 20)), range(50)))
+    assert {outcome.result for outcome in outcomes} == {4 << 20}
+    assert cluster.object_store_bytes() - before < 3 * (4 << 20)  # put once, copied to one node
+
+
+def test_no_cluster_is_a_usage_error() -> None:
+    """In a process of its own: this one is connected."""
+    import subprocess
+    import sys
+
+    code = "from pipeline.on_ray import connect; connect('127.0.0.1:9')"
+    finished = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False, timeout=90
+    )
+    assert finished.returncode == 1
+    assert f"{UsageError.__module__}.{UsageError.__name__}" in finished.stderr
+    assert "check the address" in finished.stderr

@@ -1,0 +1,172 @@
+"""``ray job submit``, bucket to bucket: archive, restore and verify as jobs, and a worker killed midway."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pytest
+
+from pipeline.store import Store, open_store
+from tests.processes import ROOT, brevis
+from tests.ray.cluster import Cluster
+from tests.s3server import S3Server
+
+OPTIONS = ("--set", "recipe.task_bytes=256KiB", "--set", "synth.budget=16", "--no-progress", "--json")
+OBJECT_STORE_LIMIT_BYTES = 16 << 20
+
+
+@dataclass
+class Submitted:
+    """A job on its way, started by the script that ships with the package."""
+
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+
+    def output(self) -> str:
+        self.log.seek(0)
+        return self.log.read().decode()
+
+    def end(self) -> int:
+        return self.process.wait(timeout=240)
+
+    def result(self) -> dict[str, Any]:
+        """Wait for its end; the JSON that its command printed among the lines of Ray."""
+        assert self.end() == 0, self.output()[-6000:]
+        lines = self.output().splitlines()
+        found: dict[str, Any] = json.loads("\n".join(lines[lines.index("{") : lines.index("}") + 1]))
+        return found
+
+
+@pytest.fixture
+def submit(cluster: Cluster) -> Iterator[Callable[..., Submitted]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments: str) -> Submitted:
+            log = stack.enter_context(tempfile.TemporaryFile())
+            env = {**cluster.env, "RAY_API_SERVER_ADDRESS": cluster.dashboard}
+            command = [str(ROOT / "deploy" / "submit.sh"), *arguments]
+            process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT)
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+            return Submitted(process, log)
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def bucket(server: S3Server) -> Store:
+    return open_store(server.url(""), server.options)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(bucket: Store) -> dict[str, bytes]:
+    """Files under ``source/``: 16 MiB of weights in 64 tensors, a task each, a text, nothing."""
+    rng = np.random.default_rng(7)
+    offset, header, parts = 0, {}, []
+    for index in range(64):
+        values = (rng.standard_normal((256, 512)) * 0.02 * (1 + index % 3)).astype(np.float32)
+        parts.append((values.view(np.uint32) >> 16).astype("<u2").tobytes())
+        header[f"layers.{index}.weight"] = {
+            "dtype": "BF16", "shape": [256, 512], "data_offsets": [offset, offset + len(parts[-1])],
+        }  # fmt: skip
+        offset += len(parts[-1])
+    text = json.dumps(header).encode()
+    weights = len(text).to_bytes(8, "little") + text + b"".join(parts)
+    files = {"a b/model.safetensors": weights, "config.json": b'{"layers": 64}', "empty.bin": b""}
+    for name, data in files.items():
+        bucket.put(f"source/{name}", data)
+    return files
+
+
+@pytest.fixture(scope="module")
+def expected(server: S3Server, checkpoint: dict[str, bytes]) -> dict[str, Any]:
+    """What one process makes of it, into an archive of its own."""
+    finished = brevis("archive", server.url("source"), server.url("one"), "--workers", "1", *OPTIONS, env=server.env)
+    summary: dict[str, Any] = json.loads(finished.stdout)
+    return summary
+
+
+def test_archive_and_restore_as_jobs(
+    submit: Callable[..., Submitted],
+    cluster: Cluster,
+    server: S3Server,
+    bucket: Store,
+    checkpoint: dict[str, bytes],
+    expected: dict[str, Any],
+) -> None:
+    before = cluster.object_store_bytes()
+    job = submit("archive", server.url("source"), server.url("two"), *OPTIONS)
+    served: set[int] = set()
+    while job.process.poll() is None:
+        served.update(cluster.workers("ray::Worker.run"))
+        time.sleep(0.05)
+    archived = job.result()
+    assert len(served) >= 2
+    assert {name: archived[name] for name in ("content", "files", "segments", "failures")} == {
+        name: expected[name] for name in ("content", "files", "segments", "failures")
+    }
+    packs = [info.key.partition("/")[2] for info in bucket.list("two/packs/")]
+    assert len(packs) >= 60
+    assert packs == [info.key.partition("/")[2] for info in bucket.list("one/packs/")]
+
+    restored = submit("restore", server.url("two"), server.url("restored"), "--json", "--no-progress").result()
+    assert restored["files"] == len(checkpoint)
+    for name, data in checkpoint.items():
+        info = bucket.head(f"restored/{name}")
+        assert bytes(bucket.get_ranges(info, [(0, info.n_bytes)])[0]) == data
+
+    assert cluster.object_store_bytes() - before < OBJECT_STORE_LIMIT_BYTES
+
+    # Without a job: a driver of this machine, at an address.
+    ray = ("--ray", cluster.address)
+    verified = brevis("verify", server.url("two"), "--json", *ray, env=cluster.env)
+    assert json.loads(verified.stdout)["verified"] == archived["segments"]
+    again = brevis("archive", server.url("source"), server.url("two"), *ray, *OPTIONS, env=cluster.env)
+    assert json.loads(again.stdout)["unchanged"]
+
+
+def test_a_worker_killed_midway_changes_nothing(
+    submit: Callable[..., Submitted],
+    cluster: Cluster,
+    server: S3Server,
+    bucket: Store,
+    checkpoint: dict[str, bytes],
+    expected: dict[str, Any],
+) -> None:
+    job = submit("archive", server.url("source"), server.url("three"), *OPTIONS)
+    while not (victims := cluster.workers("ray::Worker.run")) or not bucket.list("three/packs/"):
+        assert job.process.poll() is None, job.output()
+        time.sleep(0.02)
+    os.kill(victims[0], signal.SIGKILL)
+    done = len(bucket.list("three/packs/"))
+    archived = job.result()
+    assert done < 60, "it was killed when all was done"
+    assert archived["content"] == expected["content"]
+    assert archived["failures"] == []
+
+
+def test_a_job_is_small_runs_its_own_code_and_fails_with_its_command(cluster: Cluster, tmp_path: Path) -> None:
+    """The package holds the source alone, and no checkout on the nodes is needed."""
+    code = "import pipeline, os, sys; print(pipeline.__file__, *os.listdir()); sys.exit(10)"
+    command = cluster.submit("python", "-c", code, runtime_env=ROOT / "deploy" / "runtime_env.yaml")
+    finished = subprocess.run(
+        command, env=dict(cluster.env), capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
+    )
+    assert finished.returncode == 1
+    assert "exit code 10" in finished.stdout + finished.stderr
+    line = next(line for line in finished.stdout.splitlines() if line.endswith(".py") or "__init__.py " in line)
+    place, *names = line.split()
+    assert "runtime_resources" in place
+    assert "operators" in names
+    assert not {"tests", ".venv", ".git", ".cache"} & set(names)
