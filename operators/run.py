@@ -91,15 +91,15 @@ def encode(program: Node, words: Words, digest: bytes | None = None) -> Encoded 
         `program` is ill-typed for `words`.
     """
     stream = Stream(words.dtype.itemsize * 8, words.size)
-    leaves = [_Leaf(leaf_stream) for leaf_stream in check(program, stream).literals]
+    encodings = [literal.op.encoding for literal in program.literals() if isinstance(literal.op, Literal)]
+    leaves = list(map(_Leaf, check(program, stream).literals, encodings))
     by_block = _by_block(program) and words.size > BLOCK_WORDS
     for leaf in leaves:
         # Targets of a whole stream are worth keeping between the passes, those of a block are not.
         leaf.kept = None if by_block else []
     if not _feed(program, words, stream, leaves):
         return None
-    encodings = [literal.op.encoding for literal in program.literals() if isinstance(literal.op, Literal)]
-    chosen = [leaf.plan(encoding) for leaf, encoding in zip(leaves, encodings, strict=True)]
+    chosen = [leaf.plan() for leaf in leaves]
     if by_block:
         _feed(program, words, stream, leaves)
     payloads = [leaf.finish() for leaf in leaves]
@@ -186,10 +186,11 @@ def open_source(record: Record) -> Source:
 class _Leaf:
     """One literal on its way to bytes: profiled in a first pass, written in a second."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, encoding: str) -> None:
         self.stream = stream
+        self.encoding = encoding
         self.kept: list[Words] | None = None
-        self.profiler: Profiler | None = Profiler(stream)
+        self.profiler: Profiler | None = Profiler(stream, encoding)
         self.writer: Writer | None = None
 
     def add(self, words: Words) -> None:
@@ -200,20 +201,20 @@ class _Leaf:
         elif self.writer is not None:
             self.writer.add(words)
 
-    def plan(self, encoding: str) -> str:
+    def plan(self) -> str:
         """End the first pass; return the name of the encoding that will write."""
         assert self.profiler is not None
         profile = self.profiler.finish()
         self.profiler = None
         plan: Plan | None
-        if encoding:
-            plan = ENCODINGS_BY_NAME[encoding].plan(profile)
+        if self.encoding:
+            plan = ENCODINGS_BY_NAME[self.encoding].plan(profile)
             if plan is None:
-                raise FormatError(f"an encoding of {self.stream}", encoding)
+                raise FormatError(f"an encoding of {self.stream}", self.encoding)
         else:
-            encoding, plan = choose(profile)
+            self.encoding, plan = choose(profile)
         self.writer = plan.writer()
-        return encoding
+        return self.encoding
 
     def finish(self) -> Bytes:
         """End the second pass; return the payload."""

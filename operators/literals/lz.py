@@ -33,10 +33,13 @@ class LzTrial:
     ----------
     stream : Stream
         Type of the literal.
+    always : bool
+        Make it whatever it takes.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, *, always: bool = False) -> None:
         self._stream = stream
+        self._always = always
         self._compressor: zstandard.ZstdCompressionObj | None = None
         self._tried = False
         self._taken = 0
@@ -46,14 +49,14 @@ class LzTrial:
         """Compress the next words; `words` is not kept."""
         if not self._tried and words.size:
             self._tried = True
-            if _is_worth_while(words[: TRIAL_BYTES // words.itemsize]):
+            if self._always or _is_worth_while(words[: TRIAL_BYTES // words.itemsize]):
                 self._compressor = _compressor(self._stream.n_bytes).compressobj(size=self._stream.n_bytes)
         if self._compressor is not None:
             self._parts.append(self._compressor.compress(words.view(np.uint8).data))
             self._taken += words.nbytes
             # The trial was no example of the rest: stop before noise takes seconds.
             made = sum(map(len, self._parts))
-            if self._taken >= _GIVE_UP_BYTES and made > self._taken - self._taken // TRIAL_GAIN:
+            if not self._always and self._taken >= _GIVE_UP_BYTES and made > self._taken - self._taken // TRIAL_GAIN:
                 self._compressor = None
 
     def finish(self) -> bytes | None:
