@@ -2,7 +2,7 @@
 
 Each tensor is searched twice on one graph: in the order of the base prior, then in an order that is
 uniform but for hashed ties, so that a biased teacher does not teach its bias alone. Wins are the steps of the
-exact, pruned winner. Losses are all other steps that were tried at its holes, and at its literals: they
+pruned winner and, at the holes beside it, the best step of each. Losses are all others that were tried: they
 teach where to stop.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from operators.words import Words, dtype_of
-from synth.hole import Hole, Setting
+from synth.hole import Edge, Hole, Setting
 from synth.options import SearchOptions
 from synth.prior import Evidence, Prior
 from synth.search import Search
@@ -70,25 +70,37 @@ def learn_from(sample: TensorSample, options: SearchOptions, base: Prior, eviden
     search.run(base, ORDERED_EXPANSIONS)
     search.run(Prior.uniform(), ORDERED_EXPANSIONS + SHUFFLED_EXPANSIONS, shuffle=seed)
     winner = finish(search, setting, sample.words, columns, search.expansions, release=False).template
-    count(evidence, search.root, winner)
+    count(evidence, search, winner)
     search.release()
 
 
-def count(evidence: Evidence, hole: Hole, winner: Template | None) -> None:
-    """Count wins and losses at `hole` and at the holes of the winning program below it."""
-    won = None
-    for edge in hole.edges:
-        wins = winner is not None and won is None and edge.name == winner.name and edge.step == winner.step
-        gain_q10 = None
-        if wins:
-            won = edge
-            gain_q10 = max(0, hole.literal.bits_q8 - edge.cost_q8) * 1024 // max(1, hole.literal.bits_q8)
-        evidence.add(hole, edge.name, gain_q10)
-    for name in hole.refused:
-        evidence.add(hole, name, None)
-    if won is not None and winner is not None:
-        for child, below in zip(won.children, winner.children, strict=True):
-            count(evidence, child, below)
+def count(evidence: Evidence, search: Search, winner: Template | None) -> None:
+    """Count wins and losses at all holes of a search.
+
+    At the holes of the winning program its steps win, as it was pruned on more words than were searched. At
+    any other hole the best step wins, if one was better than a literal.
+    """
+    wins: dict[int, Edge | None] = {}
+
+    def follow(hole: Hole, template: Template | None) -> None:
+        won = None
+        if template is not None:
+            won = next((edge for edge in hole.edges if edge.name == template.name and edge.step == template.step), None)
+        wins[id(hole)] = won
+        if won is not None and template is not None:
+            for child, below in zip(won.children, template.children, strict=True):
+                follow(child, below)
+
+    follow(search.root, winner)
+    for hole in search.holes:
+        won = wins.get(id(hole), hole.best_edge)
+        for edge in hole.edges:
+            gain_q10 = None
+            if edge is won:
+                gain_q10 = max(0, hole.literal.bits_q8 - edge.cost_q8) * 1024 // max(1, hole.literal.bits_q8)
+            evidence.add(hole, edge.name, gain_q10)
+        for name in hole.refused:
+            evidence.add(hole, name, None)
 
 
 def learn(samples: Iterable[TensorSample], options: SearchOptions, provenance: Iterable[Mapping[str, Any]]) -> Prior:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.base import Stream
-from operators.kernels.costing import cut_sums, distinct_words, outline, tally
+from operators.kernels.costing import cut_sums, distinct_words, neighbour_bits, outline, tally
 from operators.words import Words, mask_of
 from synth.logs import LOGS, SMOOTH_LOGS, log_q20
 
@@ -21,8 +21,11 @@ MAX_DISTINCT = 4096
 MAX_CUT_WORDS = 4096
 """Words on which cuts are ranked."""
 
-Features: TypeAlias = tuple[int, int, int, int, int, int]
-"""Buckets of entropy, equality with the previous word, distinct words, trailing and leading dead bits, length."""
+Features: TypeAlias = tuple[int, int, int, int, int, int, int, int]
+"""Buckets of entropy, equality with the previous word, distinct words, trailing and leading dead bits, length, and
+of nearness to the previous word and to the one a row before."""
+LOOKED_AT = 512
+"""Words by which nearness is judged."""
 FLAT = 4
 """Bucket of an entropy that is the width but for noise."""
 
@@ -131,7 +134,26 @@ def _distinct(words: Words, limit: int) -> tuple[NDArray[np.uint64], NDArray[np.
     return None if n_distinct < 0 else (slots[:n_distinct], hits[:n_distinct])
 
 
-def features(summary: Summary, stream: Stream) -> Features:
+def nearness(words: Words, shift: int, width_bits: int, row_lag: int, row_block: int) -> tuple[int, int]:
+    """Return buckets of how much nearer a word is to the one before, and to that a row before, than to a far one.
+
+    0 is no nearer (a scan would lose), 1 by up to 1.5 bits, 2 by more. See `neighbour_bits` for the rows.
+    """
+    sums = np.empty(5, np.int64)
+    stride = max(1, words.size // LOOKED_AT) | 1
+    neighbour_bits(words, shift, width_bits, stride, row_lag, row_block, sums)
+    near, far, n_near, row, n_row = sums.tolist()
+    return _nearer(far, n_near, near, n_near), _nearer(far, n_near, row, n_row)
+
+
+def _nearer(far: int, n_far: int, near: int, n_near: int) -> int:
+    if n_near < 16:
+        return 0
+    eighths = 8 * far // n_far - 8 * near // n_near
+    return 0 if eighths < 3 else 1 if eighths < 12 else 2
+
+
+def features(summary: Summary, stream: Stream, near: tuple[int, int]) -> Features:
     """Return the buckets by which a prior knows a stream."""
     n, width = max(1, summary.n_words), stream.width_bits
     if width <= NARROW_BITS:
@@ -146,4 +168,4 @@ def features(summary: Summary, stream: Stream) -> Features:
     trailing = (summary.varying & -summary.varying).bit_length() - 1 if summary.varying else 0
     leading = width - summary.varying.bit_length()
     length = (stream.n_words + 1).bit_length() - 1
-    return entropy, equal, distinct, min(3, trailing // 4), min(2, leading // 4), min(7, length // 3)
+    return (entropy, equal, distinct, min(3, trailing // 4), min(2, leading // 4), min(7, length // 3), *near)

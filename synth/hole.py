@@ -17,7 +17,7 @@ from operators.base import Stream
 from operators.kernels.fields import split_field
 from operators.words import Dtype, Words, container
 from synth.cost import BYTE_Q8, LiteralCost, LzProbe, literal_cost
-from synth.features import FLAT, NARROW_BITS, Features, Summary, features, summarise
+from synth.features import FLAT, NARROW_BITS, Features, Summary, features, nearness, summarise
 from synth.sample import Sample, take_sample
 
 if TYPE_CHECKING:
@@ -123,15 +123,15 @@ class Hole:
         self.parent: Edge | None = None
         self.path_q10 = 0
         if isinstance(source, Field):
-            self.stream = Stream(source.width_bits, source.sample.stream.n_words)
-            self.columns = source.sample.columns
-            self.summary: Summary = summarise(source.sample.words, source.shift, source.width_bits)
+            sample, shift, width = source.sample, source.shift, source.width_bits
         else:
-            self.stream = source.stream
-            self.columns = source.columns
-            self.summary = summarise(source.words, 0, source.stream.width_bits)
+            sample, shift, width = source, 0, source.stream.width_bits
+        self.stream = Stream(width, sample.stream.n_words)
+        self.columns = sample.columns
+        self.summary: Summary = summarise(sample.words, shift, width)
+        near = nearness(sample.words, shift, width, *sample.row_below) if width > 1 and not closed else (0, 0)
+        self.features: Features = features(self.summary, self.stream, near)
         self.region = region
-        self.features: Features = features(self.summary, self.stream)
         self.literal: LiteralCost = self._with_lz(literal_cost(self.summary, self.stream))
         self.best_q8 = self.literal.bits_q8
         self.best_edge: Edge | None = None

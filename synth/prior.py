@@ -47,17 +47,20 @@ class Belief:
     ----------
     bits_q10 : int
         -log2 of the chance that it wins, in 1/1024 bit.
-    worth_q20 : int
-        Part of the hole's cost that trying it is expected to save, in 2**-20.
+    chance_q20 : int
+        The chance itself, before the uniform part is mixed in.
+    gain_q10 : int
+        Part of the hole's literal that it saves where it wins.
     """
 
     bits_q10: int
-    worth_q20: int
+    chance_q20: int
+    gain_q10: int
 
 
-CERTAIN: Final = Belief(bits_q10(95, 100), 1 << 19)
+CERTAIN: Final = Belief(bits_q10(95, 100), 1 << 20, 1 << 10)
 """Of exact structure that a detector has seen."""
-_IGNORANT: Final = Belief(bits_q10(1, 20), 1 << 20)
+_IGNORANT: Final = Belief(bits_q10(1, 20), BASE_Q20, BASE_GAIN_Q10)
 
 
 def contexts(hole: Hole) -> tuple[str, ...]:
@@ -65,11 +68,11 @@ def contexts(hole: Hole) -> tuple[str, ...]:
     dtype, tag, width = hole.setting.dtype.name, hole.tag, hole.stream.width_bits
     seen = hole.features
     return (
-        f"{dtype}|{tag}|{width}|{seen[0]}{seen[1]}{seen[2]}{seen[3]}{seen[4]}{seen[5]}",
-        f"{dtype}|{tag}|{width}|{seen[0]}{seen[1]}",
+        f"{dtype}|{tag}|{width}|{''.join(map(str, seen))}",
+        f"{dtype}|{tag}|{width}|{seen[0]}{seen[1]}{seen[6]}{seen[7]}",
         f"{dtype}|{tag}",
-        f"|{tag}|{width}",
-        f"||{width}|{seen[0]}",
+        f"|{tag}|{width}|{seen[6]}{seen[7]}",
+        f"||{width}|{seen[0]}{seen[6]}{seen[7]}",
         "",
     )
 
@@ -124,9 +127,8 @@ class Prior:
                 offers, wins, gains = counts
                 chance = ((wins << 20) + ALPHA * chance) // (offers + ALPHA)
                 gain = (gains + ALPHA * gain) // (wins + ALPHA)
-        worth = chance * gain >> 10
-        chance = (chance * (100 - UNIFORM_PERCENT) + BASE_Q20 * UNIFORM_PERCENT) // 100
-        return Belief(bits_q10(chance, 1 << 20), worth)
+        mixed = (chance * (100 - UNIFORM_PERCENT) + BASE_Q20 * UNIFORM_PERCENT) // 100
+        return Belief(bits_q10(mixed, 1 << 20), chance, gain)
 
     def plus(self, own: Prior) -> Prior:
         """Return this prior with the evidence `own` on top.

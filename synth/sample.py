@@ -53,6 +53,17 @@ class Sample:
         """Whether the sample is the whole stream."""
         return self.layout is None
 
+    @property
+    def row_below(self) -> tuple[int, int]:
+        """Return how far apart in `words` a word and the one a row below are, and the block whose first half has one.
+
+        (0, 0) where there are no rows, or none in the sample.
+        """
+        if self.layout is None:
+            return (self.columns, 0) if 0 < self.columns < self.words.size else (0, 0)
+        _, rows, windows, run = self.layout
+        return (windows * run, rows * windows * run) if rows == 2 else (0, 0)
+
     def lagged(self, op: Operator, lag: int) -> Sample | None:
         """Return the deltas that the scan `op` leaves at `lag`, or None where the sample holds too few pairs.
 

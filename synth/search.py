@@ -35,6 +35,8 @@ LAMBDA_Q16 = (655, 1966)
 ANNEAL_EXPANSIONS = 64
 NODE_Q8 = 2 * BYTE_Q8
 """Least cost of an operator on the wire."""
+SPREAD_BITS = 3
+"""Steps of one kind differ by about ``2**-SPREAD_BITS`` of what they gain."""
 SATISFIED_Q8 = 24 * BYTE_Q8
 """A program that is smaller than the header of its record is not worth improving."""
 ACCEPT_EXACT_Q8 = BYTE_Q8
@@ -85,7 +87,7 @@ class Search:
         self._serial = 0
         self._prior = Prior.uniform()
         self._shuffle: int | None = None
-        self._holes: list[Hole] = [root]
+        self.holes: list[Hole] = [root]
 
     def run(self, prior: Prior, budget: int, *, shuffle: int | None = None) -> None:
         """Expand until `budget` expansions are made in all, or nothing worth one is left.
@@ -101,7 +103,8 @@ class Search:
         self._shuffle = shuffle
         self._queue.clear()
         self._waiting.clear()
-        for hole in self._holes:
+        self.held_bytes = self.root.sample.words.nbytes
+        for hole in self.holes:
             self._offer(hole)
         while self.expansions < budget:
             if not self._queue:
@@ -115,7 +118,7 @@ class Search:
                 return
             key, _, item = heapq.heappop(self._queue)
             forced = forced_q8(item.hole)
-            if forced - item.hole.best_q8 + NODE_Q8 >= self.root.best_q8:
+            if self._cannot_matter(item.hole, forced):
                 self._waiting.append(item)
                 continue
             now = self._key(item, forced)
@@ -123,17 +126,18 @@ class Search:
                 heapq.heappush(self._queue, (now, item.serial, item))
                 continue
             belief, production = item.left.pop()
-            self._expand(item.hole, production, belief)
+            if self._worth_trying(item.hole, belief, max(0, forced - self.root.best_q8)):
+                self._expand(item.hole, production, belief)
             if item.left:
                 self._push(item)
         self.stopped = "budget"
 
     def release(self) -> None:
         """Let go of the graph: its holes and edges refer to each other, and hold samples."""
-        for hole in self._holes:
+        for hole in self.holes:
             hole.edges.clear()
             hole.best_edge = hole.parent = None
-        self._holes.clear()
+        self.holes.clear()
         self._queue.clear()
         self._waiting.clear()
 
@@ -155,14 +159,15 @@ class Search:
             child.path_q10 = hole.path_q10 + belief.bits_q10
         least = ACCEPT_EXACT_Q8 if hole.exact else hole.best_q8 * 3 // 10000 + ACCEPT_SAMPLED_Q8
         if edge.cost_q8 < hole.best_q8 - least:
-            before = self.root.best_q8
-            _improve(edge)
-            if self.root.best_q8 < before:
-                self._improved()
-        self._holes.extend(edge.children)
+            self._improve(edge)
+        self.holes.extend(edge.children)
         self.n_holes += len(edge.children)
         for child in edge.children:
             self._offer(child)
+
+    def _cannot_matter(self, hole: Hole, forced: int) -> bool:
+        """Whether a hole could cost nothing but an operator, and the whole would still be no smaller."""
+        return forced - hole.best_q8 + NODE_Q8 >= self.root.best_q8
 
     def _cannot_win(self, hole: Hole, production: Production) -> bool:
         """Whether the entropy of the words rules the production out at the last level."""
@@ -173,9 +178,29 @@ class Search:
             and hole.best_q8 - hole.literal.floor_q8 <= NODE_Q8 + ACCEPT_EXACT_Q8
         )
 
-    def _improved(self) -> None:
-        template = template_of(self.root)
-        self.improvements.append(Improvement(self.expansions, self.root.best_q8, template))
+    def _worth_trying(self, hole: Hole, belief: Belief, slack_q8: int) -> bool:
+        """Whether a step can be expected to save what an expansion costs.
+
+        A step that wins takes a hole to about the literal less the gain of the prior. Where the hole is there
+        already, it may still be a little better than others of its kind.
+        """
+        if not self._prior.informed:
+            return True
+        usual_q8 = hole.literal.bits_q8 * belief.gain_q10 >> 10
+        saving_q8 = max(hole.best_q8 - hole.literal.bits_q8 + usual_q8, usual_q8 >> SPREAD_BITS) - slack_q8
+        in_vain = self.expansions - self.improvements[-1].expansions
+        least_q8 = self.root.literal.bits_q8 * self.options.min_gain_ppm * (1 + in_vain) // 1_000_000
+        return saving_q8 * belief.chance_q20 >> 20 >= least_q8
+
+    def _improve(self, edge: Edge) -> None:
+        """Make `edge` the best of its hole and push the improvement up; holes that waited may matter now."""
+        before = self.root.best_q8
+        above: Edge | None = edge
+        while above is not None and above.cost_q8 < above.hole.best_q8:
+            above.hole.best_q8, above.hole.best_edge = above.cost_q8, above
+            above = above.hole.parent
+        if self.root.best_q8 < before:
+            self.improvements.append(Improvement(self.expansions, self.root.best_q8, template_of(self.root)))
         for item in self._waiting:
             self._push(item)
         self._waiting.clear()
@@ -188,14 +213,11 @@ class Search:
         depth = min(options.depth, 1) if options.order == "depth1" else options.depth
         tried = {edge.name for edge in hole.edges} | set(hole.refused)
         names = contexts(hole)
-        least_q8 = self.root.literal.bits_q8 * options.min_gain_ppm // 1_000_000
         left = []
         for index, production in enumerate(offers(hole, depth, self._disable)):
             if production.name in tried:
                 continue
             belief = CERTAIN if production.certain else self._prior.belief(names, production.name)
-            if self._prior.informed and hole.best_q8 * belief.worth_q20 >> 20 < least_q8:
-                continue
             tie = index if self._shuffle is None else _shuffled(self._shuffle, hole.tag, production.name)
             left.append((belief.bits_q10, tie, belief, production))
         if not left:
@@ -235,19 +257,6 @@ def forced_q8(hole: Hole) -> int:
         cost += edge.cost_q8 - hole.best_q8
         hole = edge.hole
     return cost
-
-
-def _improve(edge: Edge) -> None:
-    """Make `edge` the best of its hole and push the improvement up."""
-    while True:
-        hole = edge.hole
-        cost = edge.cost_q8
-        if cost >= hole.best_q8:
-            return
-        hole.best_q8, hole.best_edge = cost, edge
-        if hole.parent is None:
-            return
-        edge = hole.parent
 
 
 def _shuffled(seed: int, tag: str, name: str) -> int:

@@ -208,6 +208,8 @@ class Lookup(Step):
         return Dictionary(n_values) if n_values <= MAX_DICTIONARY else None
 
     def expand(self, hole: Hole) -> Expansion | None:
+        if not 0 < hole.summary.live <= MAX_DICTIONARY:
+            return None
         op = Dictionary(hole.summary.live)
         sampled = hole.sample
         targets = op.targets(sampled.words, Stream(hole.stream.width_bits, sampled.words.size))

@@ -114,7 +114,7 @@ def structured(n_words: int = 1 << 18, seed: int = 7) -> Iterator[Structured]:
     yield Structured("offsets of 64", "I32", 1, 4096, (64 * np.arange(4096)).astype(np.uint32))
     lower = np.tril(np.ones((512, 512), np.uint8))
     yield Structured("causal mask", "BOOL", 512, 512, lower.reshape(-1))
-    yield Structured("causal mask in F16", "F16", 512, 512, f16(np.where(lower > 0, 0.0, -65504.0)))
+    yield Structured("causal mask in F16", "F16", 512, 512, f16(np.where(lower > 0, np.float16(0), np.float16(-65504))))
     uniform = rng.uniform(-0.015, 0.015, (8, n_words // 8))
     yield Structured("LoRA A", "F32", 8, n_words // 8, f32(uniform))
     yield Structured("LoRA B", "F32", n_words // 8, 8, np.zeros(n_words, np.uint32))

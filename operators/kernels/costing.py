@@ -370,3 +370,57 @@ def first_period(words: Any, lags: Any, max_work: int) -> int:
             return int(lag)
         work += change
     return 0
+
+
+@kernel("sums")
+def neighbour_bits(
+    words: Any, shift: int, width_bits: int, stride: int, row_lag: int, row_block: int, sums: Any
+) -> None:
+    """Compare how far words are from the one before, from the one a row before, and from one far away.
+
+    Parameters
+    ----------
+    words : Words
+    shift, width_bits : int
+        Bit field of the words that is looked at.
+    stride : int
+        Every so manyth word is looked at.
+    row_lag, row_block : int
+        The word ``row_lag`` later stands a row below, for the first half of each `row_block` words; or for
+        all, where `row_block` is 0. 0 and 0 where there are no rows.
+    sums : int64 array, shape (5,)
+        Set to: bits of the differences to the next word, to a far one, and how many; bits of those to the word
+        a row below, and how many.
+    """
+    n = words.size
+    down = np.uint64(shift)
+    keep = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width_bits)
+    half = n >> 1
+    near, far, row, n_near, n_row = 0, 0, 0, 0, 0
+    for i in range(0, n - 1, stride):
+        word = (np.uint64(words[i]) >> down) & keep
+        for other in range(3):
+            j = i + 1 if other == 0 else i + half if other == 1 else i + row_lag
+            if other == 2 and (row_lag == 0 or j >= n or (row_block and (i % row_block) * 2 >= row_block)):
+                continue
+            if j >= n:
+                j -= n
+            partner = (np.uint64(words[j]) >> down) & keep
+            difference = word - partner if word > partner else partner - word
+            bits = 0
+            while difference:
+                difference >>= np.uint64(1)
+                bits += 1
+            if other == 0:
+                near += bits
+                n_near += 1
+            elif other == 1:
+                far += bits
+            else:
+                row += bits
+                n_row += 1
+    sums[0] = near
+    sums[1] = far
+    sums[2] = n_near
+    sums[3] = row
+    sums[4] = n_row

@@ -1,0 +1,216 @@
+"""The bars of the search: priors and orders side by side on real checkpoints, wins per production, speed.
+
+Protocol: calibrate on up to 16 tensors of a checkpoint, test on others of it. The excess of a program is its
+size over that of the best program that any run has found for the tensor, both weighed on the same sample of
+64 Ki words. No file of the shipped prior may be among the checkpoints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from configs.recipe import load
+from operators.words import dtype_of, words_of
+from synth.calibrate import TensorSample, calibrate
+from synth.hole import Setting
+from synth.options import SearchOptions
+from synth.prior import Prior
+from synth.search import Search
+from synth.synthesis import synthesise
+from synth.template import Template, weigh
+from tests.bench.report import Table
+from tests.checkpoints import path, read
+
+NAMES = (
+    "minilm-f32", "minilm-bf16", "minilm-f16", "minilm-f8", "wordllama-f16", "fracast-f32", "fracast-i8", "silero-f32",
+    "whisper-f16", "musicnn-msd-f32",
+)  # fmt: skip
+Order = Literal["default", "paper", "greedy", "depth1"]
+BUDGETS = (0, 4, 16, 64, 256, 512)
+PER_CHECKPOINT = 6
+MAX_WORDS = 1 << 19
+FOUND = 1.001
+"""A search has arrived when its program is within this factor of the best known."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A region to search."""
+
+    name: str
+    sample: TensorSample
+
+
+def tensors(name: str, skip: int, count: int) -> list[Tensor]:
+    """Return regions of a checkpoint, in turns from each class of dtype and size, the first `skip` left out."""
+    strata: dict[tuple[str, int], list[Tensor]] = {}
+    for key, tensor in sorted(read(path(name)).items()):
+        words = words_of(tensor.data, dtype_of(tensor.dtype).word_bits)
+        shape = [size for size in tensor.shape if size != 1]
+        rows = shape[0] if len(shape) > 1 else 1
+        columns = words.size // max(1, rows)
+        if words.size < 2:
+            continue
+        rows = min(rows, max(1, MAX_WORDS // columns))
+        region = np.ascontiguousarray(words[: rows * columns] if rows > 1 else words[:MAX_WORDS])
+        sample = TensorSample(region, tensor.dtype, rows, region.size // rows)
+        strata.setdefault((tensor.dtype, region.nbytes.bit_length() // 2), []).append(Tensor(f"{name}:{key}", sample))
+    queues = [strata[key] for key in sorted(strata)]
+    taken: list[Tensor] = []
+    while any(queues) and len(taken) < skip + count:
+        for queue in queues:
+            if queue:
+                taken.append(queue.pop(len(queue) // 2))
+    return taken[skip : skip + count] or taken[:count]
+
+
+@dataclass
+class Curve:
+    """How the cost of the best program falls with the expansions, for one tensor."""
+
+    costs: list[tuple[int, int]]
+
+    def at(self, expansions: int) -> int:
+        """Return the cost after so many expansions."""
+        return min(cost for used, cost in self.costs if used <= expansions)
+
+    def arrival(self, best: int) -> int:
+        """Return the expansions after which the program is within `FOUND` of `best`."""
+        return next((used for used, cost in self.costs if cost <= best * FOUND), 2 * BUDGETS[-1])
+
+
+def curve(tensor: Tensor, options: SearchOptions, prior: Prior, weights: dict[Template | None, int]) -> Curve:
+    """Search to the largest budget; weigh every better program on the larger sample."""
+    sample = tensor.sample
+    setting = Setting(dtype_of(sample.dtype), options.sample_words, options.exact_words)
+    columns = sample.columns if sample.rows > 1 else 0
+    search = Search(setting.root(sample.words, columns), options)
+    search.run(prior, BUDGETS[-1])
+    root = dataclasses.replace(setting, sample_words=1 << 16, exact_words=1 << 16).root(sample.words, columns)
+    costs = []
+    for improvement in search.improvements:
+        if improvement.template not in weights:
+            weights[improvement.template] = weigh(root, improvement.template).cost_q8
+        costs.append((improvement.expansions, weights[improvement.template]))
+    search.release()
+    return Curve(costs)
+
+
+def variants(options: SearchOptions, own: Prior) -> Mapping[str, tuple[SearchOptions, Prior]]:
+    """Return the searches to compare."""
+
+    def ordered(order: Order) -> SearchOptions:
+        return dataclasses.replace(options, order=order)
+
+    return {
+        "learned": (options, own),
+        "shipped": (options, Prior.shipped()),
+        "uniform": (options, Prior.uniform()),
+        "paper, learned": (ordered("paper"), own),
+        "paper, uniform": (ordered("paper"), Prior.uniform()),
+        "greedy": (ordered("greedy"), Prior.uniform()),
+        "depth 1": (ordered("depth1"), Prior.uniform()),
+    }
+
+
+def compare(names: Sequence[str] = NAMES, per_checkpoint: int = PER_CHECKPOINT) -> Iterator[Table]:
+    """Yield the tables."""
+    options = dataclasses.replace(load().recipe.synth, min_gain_ppm=0, max_holes=1 << 16, max_held_bytes=1 << 30)
+    refuse_overlap(names)
+    curves: dict[str, list[Curve]] = {}
+    best: list[int] = []
+    wins: Counter[str] = Counter()
+    stopped: list[tuple[float, int]] = []
+    calibration_s: list[float] = []
+    for name in names:
+        start = time.process_time()
+        own = calibrate([tensor.sample for tensor in tensors(name, 0, 16)], options, Prior.shipped())
+        calibration_s.append(time.process_time() - start)
+        for tensor in tensors(name, 16, per_checkpoint):
+            weights: dict[Template | None, int] = {}
+            found = {label: curve(tensor, *variant, weights) for label, variant in variants(options, own).items()}
+            for label, one in found.items():
+                curves.setdefault(label, []).append(one)
+            least = min(weights.values())
+            best.append(least)
+            wins.update(names_of(min(weights, key=lambda template: (weights[template], str(template)))))
+            short = synthesise(
+                tensor.sample.words, dtype=tensor.sample.dtype, rows=tensor.sample.rows, columns=tensor.sample.columns,
+                options=load().recipe.synth, prior=own,
+            )  # fmt: skip
+            stopped.append((short.winner.cost_q8 / least - 1, short.expansions))
+    yield orders(curves, best)
+    table = Table("Wins per production", ["production", "wins"])
+    table.rows = [[production, count] for production, count in wins.most_common()]
+    yield table
+    table = Table(
+        "Default settings, learned prior", ["mean excess %", "median expansions", "mean", "calibration s, mean"]
+    )
+    table.rows.append([
+        f"{100 * statistics.mean(excess for excess, _ in stopped):.3f}", statistics.median(used for _, used in stopped),
+        f"{statistics.mean(used for _, used in stopped):.1f}", f"{statistics.mean(calibration_s):.1f}",
+    ])  # fmt: skip
+    yield table
+
+
+def orders(curves: Mapping[str, Sequence[Curve]], best: Sequence[int]) -> Table:
+    """Return mean excess by budget, and expansions to arrive, for every variant; check bars 1 and 2."""
+    columns = ["search", *(f"excess % at {budget}" for budget in BUDGETS), "median to 0.1 %", "mean to 0.1 %"]
+    table = Table(f"Priors and orders, {len(best)} tensors", columns)
+    medians, means = {}, {}
+    for label, found in curves.items():
+        arrivals = [one.arrival(least) for one, least in zip(found, best, strict=True)]
+        medians[label], means[label] = statistics.median(arrivals), statistics.mean(arrivals)
+        excess = [
+            statistics.mean(one.at(budget) / least - 1 for one, least in zip(found, best, strict=True))
+            for budget in BUDGETS
+        ]
+        table.rows.append([label, *(f"{100 * value:.3f}" for value in excess), medians[label], f"{means[label]:.1f}"])
+    pairs = list(zip(curves["learned"], curves["uniform"], strict=True))
+    better = sum(a.at(16) < b.at(16) * 0.9999 for a, b in pairs)
+    worse = sum(a.at(16) > b.at(16) * 1.0001 for a, b in pairs)
+    table.notes.append(
+        f"at 16 expansions the learned prior is better than the uniform one on {better}, worse on {worse}"
+    )
+    table.notes.append(f"median ratio {medians['learned'] / max(1, medians['uniform']):.2f}, bar 0.5")
+    table.notes.append(f"mean ratio {means['learned'] / max(1, means['uniform']):.2f}, bar 0.75")
+    for budget in (64, 256):
+        worse = sum(a.at(budget) > b.at(budget) for a, b in zip(curves["learned"], curves["depth 1"], strict=True))
+        table.notes.append(f"at {budget} expansions it is worse than depth 1 on {worse} tensors")
+    return table
+
+
+def names_of(template: Template | None) -> Iterator[str]:
+    """Yield the productions of a program, ``lit`` for a literal at its root."""
+    if template is None:
+        yield "lit"
+        return
+    yield template.name
+    for child in template.children:
+        if child is not None:
+            yield from names_of(child)
+
+
+def refuse_overlap(names: Sequence[str]) -> None:
+    """Refuse to measure a prior on files that it was learned from."""
+    learned = {row.get("sha256") for row in Prior.shipped().provenance}
+    for name in names:
+        if hashlib.sha256(path(name).read_bytes()).hexdigest() in learned:
+            raise AssertionError(f"{name} is among the files of the shipped prior")
+
+
+def table() -> Table:
+    """Return all tables as one, for `make bench`."""
+    tables = list(compare())
+    for extra in tables[1:]:
+        tables[0].notes.append(extra.markdown())
+    return tables[0]
