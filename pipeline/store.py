@@ -431,20 +431,3 @@ def split_url(url: str) -> tuple[str, str]:
     if not rest or (protocol == "s3" and rest.startswith("/")):
         raise UsageError("a path or a URL such as s3://bucket/prefix", repr(url))
     return protocol, rest
-
-
-def refuse_options(what: str, options: Mapping[str, str] | None, known: Sequence[str]) -> None:
-    """Refuse storage options that nobody would read.
-
-    Raises
-    ------
-    UsageError
-        Names the nearest known option.
-    """
-    import difflib
-
-    for name in options or {}:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
-            raise UsageError(f"a storage option of {what}", repr(name), "--storage-option", hint)

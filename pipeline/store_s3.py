@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import os
 import secrets
 from collections.abc import Coroutine, Mapping, Sequence
@@ -46,7 +47,6 @@ from pipeline.store import (
     check_ranges,
     coalesce,
     key_order,
-    refuse_options,
 )
 
 Result = TypeVar("Result")
@@ -93,7 +93,7 @@ class S3Source:
     """
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
-        refuse_options("S3", options, _OPTIONS)
+        _refuse_unknown(options)
         self.url = f"s3://{path}"
         self._options = dict(options)
         _client_options(self._options)  # refuses a malformed value here rather than at the first request
@@ -525,6 +525,14 @@ def _client_options(options: Mapping[str, str]) -> dict[str, Any]:
         "use_listings_cache": False,
         "skip_instance_cache": True,
     } | ({"profile": options["profile"]} if "profile" in options else {})
+
+
+def _refuse_unknown(options: Mapping[str, str]) -> None:
+    for name in options:
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(name, _OPTIONS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(_OPTIONS)}"
+            raise UsageError("a storage option of S3", repr(name), "--storage-option", hint)
 
 
 def _flag(options: Mapping[str, str], name: str) -> bool:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -154,6 +155,24 @@ def test_a_worker_killed_midway_changes_nothing(
     assert done < 60, "it was killed when all was done"
     assert archived["content"] == expected["content"]
     assert archived["failures"] == []
+
+
+def test_a_driver_killed_midway_is_taken_up_by_the_next(
+    cluster: Cluster, server: S3Server, bucket: Store, checkpoint: dict[str, bytes], expected: dict[str, Any]
+) -> None:
+    arguments = ("archive", server.url("source"), server.url("four"), "--ray", cluster.address, *OPTIONS)
+    command = [sys.executable, "-m", "pipeline", *arguments]
+    env = dict(cluster.env)
+    driver = subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (receipts := [info.key for info in bucket.list("four/runs/") if "/receipts/" in info.key]):
+        assert driver.poll() is None
+        time.sleep(0.02)
+    driver.kill()
+    driver.wait()
+    assert bucket.list("four/snapshots/") == []
+    again = json.loads(brevis(*arguments, env=env).stdout)
+    assert again["content"] == expected["content"]
+    assert len(receipts) <= again["resumed_tasks"] < 60
 
 
 def test_a_job_is_small_runs_its_own_code_and_fails_with_its_command(cluster: Cluster, tmp_path: Path) -> None:
