@@ -23,7 +23,7 @@ from operators.errors import (
     UsageError,
 )
 from pipeline.packs import pack_key
-from pipeline.plan import Finding, task_id
+from pipeline.plan import Finding
 from pipeline.rows import Row, from_parquet
 from pipeline.snapshots import LAYOUT_VERSION, Snapshot, from_json
 from pipeline.store import SourceStore, Store
@@ -91,9 +91,9 @@ def prior_key(run: str) -> str:
     return f"runs/{run}/prior"
 
 
-def receipt_key(run: str, task: int) -> str:
-    """Return the key of a receipt."""
-    return f"runs/{run}/receipts/{task_id(task)}"
+def receipt_key(run: str, task: str) -> str:
+    """Return the key of the receipt of the task with this id."""
+    return f"runs/{run}/receipts/{task}"
 
 
 # -- the archive itself -------------------------------------------------------------------------

@@ -8,7 +8,7 @@ create-only, and the next run takes it up.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from blake3 import blake3
@@ -38,10 +38,11 @@ from pipeline.archive import (
     snapshot_key,
     snapshot_numbers,
 )
-from pipeline.plan import Finding, Plan, Task, adopt, task_id
+from pipeline.canonical import digest_of_json
+from pipeline.plan import Finding, Plan, Task, adopt
 from pipeline.rows import Row, content_digest, from_parquet, row_order, to_parquet
 from pipeline.segments import layout_of
-from pipeline.snapshots import FileEntry, Snapshot, Totals, digest_of_json, from_json, inventory_digest
+from pipeline.snapshots import FileEntry, Snapshot, Totals, from_json, inventory_digest
 from pipeline.store import ObjectInfo, SourceStore, Store, key_order
 
 PRIOR_BYTES_MAX = 64 << 20
@@ -135,7 +136,7 @@ def find_receipt(store: SourceStore, run: str, task: Task) -> list[Row] | None:
     DamageError
         The receipt is damaged or belongs to another task.
     """
-    key = receipt_key(run, task.ordinal)
+    key = receipt_key(run, task.id)
     try:
         data = store.get(key, max_bytes=ROWS_BYTES_MAX)
     except NotFoundError:
@@ -145,13 +146,13 @@ def find_receipt(store: SourceStore, run: str, task: Task) -> list[Row] | None:
 
 def adopt_receipt(store: Store, run: str, task: Task, rows: Sequence[Row]) -> list[Row]:
     """Store the rows of a finished task, whose pack is stored; return those of whoever was first."""
-    key = receipt_key(run, task.ordinal)
+    key = receipt_key(run, task.id)
     return _receipt(put_once(store, key, to_parquet(rows), ROWS_BYTES_MAX), task, key)
 
 
 def find_receipts(store: SourceStore, run: str, tasks: Sequence[Task]) -> dict[int, list[Row]]:
     """Return the rows of all tasks that are done, by ordinal; one listing tells which."""
-    prefix = receipt_key(run, 0).removesuffix(task_id(0))
+    prefix = receipt_key(run, "")
     done = {info.key.removeprefix(prefix) for info in store.list(prefix)}
     wanted = [task for task in tasks if task.id in done]
     found = each(lambda task: find_receipt(store, run, task), wanted)
@@ -164,7 +165,7 @@ def _receipt(data: bytes, task: Task, key: str) -> list[Row]:
     for row in rows:
         if (row.file, row.segment) not in planned:
             raise FormatError("segments of this task", row.where, key, "remove the receipt and run again")
-    return rows
+    return [replace(row, task=task.ordinal) for row in rows]  # another plan may have had it in another place
 
 
 # -- the commit ---------------------------------------------------------------------------------

@@ -8,11 +8,12 @@ others as they were; small files share tasks, in the order of their keys. A segm
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
 
 from operators.errors import ChangedError
+from pipeline.canonical import digest_of_json
 from pipeline.rows import Row
 from pipeline.segments import Layout, Segment, layout_of
 from pipeline.store import ObjectInfo, key_order
@@ -60,8 +61,13 @@ class Task:
 
     @property
     def id(self) -> str:
-        """Name of the receipt."""
-        return task_id(self.ordinal)
+        """Name of the receipt: a digest of what is to be stored, whatever the place of the task in its plan."""
+        return digest_of_json(
+            [
+                [*astuple(part.info), part.format, part.reason, [astuple(segment) for segment in part.segments]]
+                for part in self.parts
+            ]
+        )[:32]
 
     @property
     def n_bytes(self) -> int:
@@ -105,11 +111,6 @@ class Plan:
         """Yield the rows of all tasks, in order: the stored plan."""
         for task in self.tasks:
             yield from task.rows()
-
-
-def task_id(ordinal: int) -> str:
-    """Return the name of a task; names sort like their tasks."""
-    return f"{ordinal:08d}"
 
 
 def matches(key: str, patterns: Iterable[str]) -> bool:

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
-from blake3 import blake3
-
 from operators.errors import FormatError, UnsupportedError
+from pipeline.canonical import canonical_json, digest_of_json
 from pipeline.plan import Finding
 from pipeline.store import ObjectInfo
 
@@ -117,16 +116,6 @@ class Snapshot:
             "layout_version": LAYOUT_VERSION,
         }
         return canonical_json({**content, "digest": digest_of_json(content)}) + b"\n"
-
-
-def canonical_json(value: Any) -> bytes:
-    """Return `value` as JSON with sorted keys and no white space, in ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
-
-
-def digest_of_json(value: Any) -> str:
-    """Return the digest of the canonical JSON of `value`."""
-    return blake3(canonical_json(value)).hexdigest()
 
 
 def inventory_digest(files: Iterable[ObjectInfo]) -> str:

@@ -43,6 +43,7 @@ from pipeline.archive import (
     receipt_key,
     snapshot_key,
 )
+from pipeline.canonical import canonical_json, digest_of_json
 from pipeline.commit import (
     Draft,
     adopt_plan,
@@ -58,7 +59,7 @@ from pipeline.packs import pack_key
 from pipeline.plan import Finding, Plan, Task, make_plan
 from pipeline.rows import Row, from_parquet, to_parquet
 from pipeline.segments import layout_of
-from pipeline.snapshots import Snapshot, canonical_json, digest_of_json, from_json
+from pipeline.snapshots import Snapshot, from_json
 from pipeline.store import ObjectInfo, Store
 from tests import cases
 from tests.memory_store import FaultyStore, Killed, MemoryStore, at_every_call, kill
@@ -568,7 +569,7 @@ def test_a_receipt_of_other_segments_is_refused() -> None:
     archived, origin = MemoryStore(), source()
     run, tasks = digest_of_json("run"), plan_of(origin).tasks
     work(archived, origin, run, tasks[0])
-    archived.objects[receipt_key(run, 1)] = archived.objects[receipt_key(run, 0)]
+    archived.objects[receipt_key(run, tasks[1].id)] = archived.objects[receipt_key(run, tasks[0].id)]
     with pytest.raises(FormatError, match="segments of this task"):
         find_receipt(archived, run, tasks[1])
 
@@ -765,3 +766,15 @@ def test_missing_manifests_are_named() -> None:
     del archived.objects[manifest_key(snapshot.manifest)]
     with pytest.raises(NotFoundError, match="manifests/"):
         load_manifest(archived, snapshot)
+
+
+def test_receipts_are_found_under_another_plan() -> None:
+    archived, origin = MemoryStore(), source()
+    plan = plan_of(origin)
+    moved = replace(plan.tasks[0], ordinal=7)
+    rows = work(archived, origin, "run", plan.tasks[0])
+    assert find_receipt(archived, "run", moved) == [replace(row, task=7) for row in rows]
+    assert find_receipt(archived, "run", plan.tasks[1]) is None
+    assert set(find_receipts(archived, "run", [plan.tasks[1], moved])) == {7}
+    changed = replace(moved, parts=(replace(moved.parts[0], info=replace(moved.parts[0].info, etag="new")),))
+    assert find_receipt(archived, "run", changed) is None
