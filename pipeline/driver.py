@@ -16,9 +16,9 @@ import zstandard
 from blake3 import blake3
 
 from configs.recipe import Config, recipe_digest
-from operators.errors import ArchiveError, ChangedError, NotFoundError, NothingMatchedError, StoreError
+from operators.errors import ArchiveError, ChangedError, NothingMatchedError, StoreError
 from operators.record import WRITER_REVISION
-from pipeline.archive import create_archive
+from pipeline.archive import create_archive, faults_of
 from pipeline.calibration import learn_prior
 from pipeline.commit import Draft, adopt_plan, adopt_prior, commit, find_base, find_receipts, is_unchanged
 from pipeline.executors import Executor
@@ -136,15 +136,20 @@ class ArchiveRun:
             self.config.recipe, blake3(self.base_prior.dump()).hexdigest(), WRITER_REVISION, zstandard.__version__
         )
         base = find_base(self.archive, self.order.checkpoint)
+        faults: list[Finding] = []
         if base.snapshot is not None and is_unchanged(base, files, recipe):
-            summary.unchanged = True
-            return self._finished(summary, base.snapshot, started)
+            faults = faults_of(self.archive, base.snapshot)
+            if not faults:
+                summary.unchanged = True
+                known = [Finding(entry.key, entry.reason) for entry in base.snapshot.files if entry.reason is not None]
+                summary.warnings = [*known, *lint(files, self._read)]
+                return self._finished(summary, base.snapshot, started)
         plan, failed = self.plan(files)
         draft = Draft(self.order.checkpoint, base.seq, recipe, tuple(files), (), package_version())
         if not failed:  # a plan that lacks files must not bind the attempt that can read them
             plan = adopt_plan(self.archive, draft.run, plan, files)
             failed += [Failed(found.key, found.reason, found.detail, "run again") for found in plan.failures]
-        summary.warnings = [*plan.warnings, *lint(plan.files, self._read)]
+        summary.warnings = [*faults, *plan.warnings, *lint(plan.files, self._read)]
         if base.fault is not None:
             summary.warnings.append(Finding(f"{self.order.checkpoint}/{base.seq}", base.fault.kind, str(base.fault)))
         done = find_receipts(self.archive, draft.run, plan.tasks)
@@ -165,7 +170,7 @@ class ArchiveRun:
             failed += [Failed.of(key, error) for key, error in receipt.failures]
             summary.verified += len(receipt.rows)
             summary.warnings += [Finding(where, "decode_mismatch", "stored as plain bytes") for where in receipt.alarms]
-        failed += self._changed(files)
+        failed += self._changed(files, summary)
         summary.failures = list({failure.key: failure for failure in failed}.values())
         findings = tuple(
             Finding(failure.key, failure.reason, failure.message)
@@ -200,14 +205,16 @@ class ArchiveRun:
             self.order.single_writer,
         )
 
-    def _changed(self, files: Sequence[ObjectInfo]) -> list[Failed]:
-        """Name the files that are no longer what was planned, so that the others can be committed."""
+    def _changed(self, files: Sequence[ObjectInfo], summary: Summary) -> list[Failed]:
+        """Name the files that are no longer what was planned, so that the others can be committed.
+
+        One that is gone was read whole before, or it has failed already: what is archived may be its last copy.
+        """
         now = {info.key: info for info in self.source.list()}
         failed = []
         for info in files:
             if info.key not in now:
-                error: ArchiveError = NotFoundError("the planned object", "none", info.key, "it went away; run again")
-                failed.append(Failed.of(info.key, error))
+                summary.warnings.append(Finding(info.key, "vanished", "it went away during the run"))
             elif now[info.key] != info:
                 error = ChangedError("the planned generation", "another one", info.key, "run again when it is at rest")
                 failed.append(Failed.of(info.key, error))
