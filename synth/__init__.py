@@ -7,8 +7,9 @@
 Read `steps` and `grammar` for what is tried, `prior` and `search` for the order, `cost` for the weighing.
 """
 
+from synth.explain import Explanation, explain
 from synth.options import SearchOptions
 from synth.prior import Prior
 from synth.synthesis import Synthesis, synthesise
 
-__all__ = ["Prior", "SearchOptions", "Synthesis", "synthesise"]
+__all__ = ["Explanation", "Prior", "SearchOptions", "Synthesis", "explain", "synthesise"]

@@ -111,7 +111,7 @@ def _coded_q8(summary: Summary, stream: Stream) -> tuple[int, int]:
     huffman = 0 if seen == 1 else n * Q8
     if seen > 2:
         counts = np.sort(summary.counts[summary.counts > 0])
-        huffman = huffman_bits(counts, np.empty_like(counts)) * Q8 * n // n_sample
+        huffman = int(huffman_bits(counts, np.empty_like(counts))) * Q8 * n // n_sample
         if summary.entropy_q20:
             # The sample flatters its own code by as much as it flatters its own entropy.
             huffman = huffman * entropy_q20 // summary.entropy_q20

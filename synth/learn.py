@@ -34,6 +34,8 @@ MAX_WORDS = 1 << 19
 """Words taken from one tensor, in whole rows."""
 PER_FILE = 16
 """Tensors taken from one file in one dtype, spread over sizes."""
+MIN_OFFERS = 8
+"""Evidence of fewer offers is left out of what ships: it is most of the file, and tells little."""
 OPTIONS = SearchOptions(
     prior="uniform",
     order="default",
@@ -263,7 +265,7 @@ def main(arguments: list[str]) -> int:
             TensorSample(tensor.words, tensor.dtype, tensor.rows, tensor.columns)
             for tensor in structured(n_words, seed)
         ]
-    prior = learn(samples, OPTIONS, provenance).pruned()
+    prior = learn(samples, OPTIONS, provenance).pruned(MIN_OFFERS)
     Path(out).write_bytes(prior.dump())
     print(json.dumps({"bytes": len(prior.dump()), "contexts": len(prior.evidence), "tensors": len(samples)}))  # noqa: T201
     return 0

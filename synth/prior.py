@@ -146,11 +146,11 @@ class Prior:
                 row[name] = (before[0] + offers, before[1] + wins, before[2] + gains)
         return Prior(merged, self.provenance + own.provenance)
 
-    def pruned(self, min_offers: int = 2) -> Prior:
-        """Return this prior without what was seen fewer times in any context but the coarser ones imply."""
+    def pruned(self, min_offers: int) -> Prior:
+        """Return this prior without what was offered fewer times: a coarser context tells as much."""
         kept: dict[str, dict[str, Counts]] = {}
         for context, productions in self.evidence.items():
-            row = {name: counts for name, counts in productions.items() if counts[0] >= min_offers or counts[1]}
+            row = {name: counts for name, counts in productions.items() if counts[0] >= min_offers}
             if row:
                 kept[context] = row
         return Prior(kept, self.provenance, self.informed)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from operators.base import Stream
+from operators.kernels.costing import first_change
+from operators.ops.const import Const
 from operators.program import Node
 from operators.words import Words, dtype_of
 from synth.hole import Hole, Setting
@@ -59,6 +61,8 @@ class Synthesis:
 
     def program_for(self, words: Words) -> Node:
         """Return the program for other words of the same tensor: one of its segments."""
+        if words.size > 1 and first_change(words, 1) == words.size:
+            return Node(Const(int(words[0])))  # whatever the rest of the tensor is
         return fit(self.template, words, Stream(words.dtype.itemsize * 8, words.size), self.columns)
 
 
