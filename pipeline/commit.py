@@ -120,7 +120,7 @@ def adopt_plan(store: Store, run: str, plan: Plan, inventory: Sequence[ObjectInf
     """
     data = to_parquet(plan.rows())
     stored = put_once(store, plan_key(run), data, ROWS_BYTES_MAX)
-    return plan if stored == data else adopt(inventory, from_parquet(stored, plan_key(run)))
+    return plan if stored == data else adopt(inventory, _evidence(stored, plan_key(run)))
 
 
 def adopt_prior(store: Store, run: str, prior: bytes) -> bytes:
@@ -159,12 +159,20 @@ def find_receipts(store: SourceStore, run: str, tasks: Sequence[Task]) -> dict[i
     return {task.ordinal: rows for task, rows in zip(wanted, found, strict=True) if rows is not None}
 
 
+def _evidence(data: bytes, key: str) -> list[Row]:
+    """Return the rows of an object that only saves work: where it is damaged, it may be removed."""
+    try:
+        return from_parquet(data, key)
+    except DamageError as error:
+        raise type(error)(error.expected, error.found, error.where, "remove it and run again") from error
+
+
 def _receipt(data: bytes, task: Task, key: str) -> list[Row]:
-    rows = from_parquet(data, key)
+    rows = _evidence(data, key)
     planned = {(row.file, row.segment) for row in task.rows()}
     for row in rows:
         if (row.file, row.segment) not in planned:
-            raise FormatError("segments of this task", row.where, key, "remove the receipt and run again")
+            raise FormatError("segments of this task", row.where, key, "remove it and run again")
     return [replace(row, task=task.ordinal) for row in rows]  # another plan may have had it in another place
 
 

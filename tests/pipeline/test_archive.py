@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import threading
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from operators.errors import (
     ArchiveError,
@@ -574,6 +576,20 @@ def test_a_receipt_of_other_segments_is_refused() -> None:
         find_receipt(archived, run, tasks[1])
 
 
+@pytest.mark.parametrize("kind", ["plan", "receipt"])
+def test_damaged_evidence_of_a_run_says_what_to_do(kind: str) -> None:
+    archived, origin = MemoryStore(), source()
+    with pytest.raises(Killed):
+        drive(FaultyStore(archived, 14, after=True, fault=kill), origin)
+    key = next(key for key in archived.objects if kind in key)
+    archived.objects[key] = archived.objects[key][:-9]
+    with pytest.raises(FormatError, match=f"{key}.*remove it and run again"):
+        drive(archived, origin)
+    del archived.objects[key]
+    assert drive(archived, origin).seq == 1
+    assert check(archived, origin) == 1
+
+
 def test_an_adopted_plan_is_the_stored_one_and_names_what_it_leaves_out() -> None:
     archived, origin = MemoryStore(), source()
     files, ours = origin.list(), plan_of(origin)
@@ -778,3 +794,60 @@ def test_receipts_are_found_under_another_plan() -> None:
     assert set(find_receipts(archived, "run", [plan.tasks[1], moved])) == {7}
     changed = replace(moved, parts=(replace(moved.parts[0], info=replace(moved.parts[0].info, etag="new")),))
     assert find_receipt(archived, "run", changed) is None
+
+
+# -- any history --------------------------------------------------------------------------------
+
+
+class Histories(RuleBasedStateMachine):
+    """A source that changes, runs that are killed or overtaken: each snapshot is the source of its run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.archived, self.origin = MemoryStore(), source()
+        self.expected: dict[int, dict[str, bytes]] = {}
+
+    def committed(self) -> None:
+        for seq in checkpoints(self.archived).get("model", []):
+            self.expected.setdefault(seq, dict(self.origin.objects))
+
+    @rule(key=st.sampled_from(["config.json", "new.txt", "model.safetensors"]), seed=st.integers(0, 2))
+    def change(self, key: str, seed: int) -> None:
+        self.origin.objects[key] = cases.noise(seed, 3000 * seed)
+
+    @rule(key=st.sampled_from(["config.json", "new.txt", "empty.txt"]))
+    def remove(self, key: str) -> None:
+        self.origin.objects.pop(key, None)
+
+    @rule(recipe=st.sampled_from([RECIPE, OTHER_RECIPE]))
+    def run(self, recipe: str) -> None:
+        snapshot = drive(self.archived, self.origin, recipe)
+        self.committed()
+        assert self.expected[snapshot.seq] == self.origin.objects
+        assert snapshot.recipe == recipe
+
+    @rule(call=st.integers(0, 40), after=st.booleans())
+    def killed(self, call: int, after: bool) -> None:
+        faulty = FaultyStore(self.archived, call, after=after, fault=kill)
+        with contextlib.suppress(Killed):
+            drive(faulty, self.origin)
+        self.committed()
+
+    @rule(call=st.integers(0, 40), recipe=st.sampled_from([RECIPE, OTHER_RECIPE]))
+    def overtaken(self, call: int, recipe: str) -> None:
+        other = FaultyStore(
+            self.archived, call, after=True, fault=lambda store: drive(store, self.origin, recipe, "between")
+        )
+        with contextlib.suppress(ConflictError):
+            drive(other, self.origin)
+        self.committed()
+
+    @invariant()
+    def every_snapshot_is_whole(self) -> None:
+        for seq, objects in self.expected.items():
+            assert restore(self.archived, load_snapshot(self.archived, "model", seq)) == objects
+        assert sorted(self.expected) == checkpoints(self.archived).get("model", [])
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=12, stateful_step_count=10)
