@@ -14,6 +14,7 @@ from typing import Any
 from operators.errors import ArchiveError, StoppedError
 from pipeline import commands
 from pipeline.report import Report
+from pipeline.store import absolute_url
 
 INTERRUPTED = 130
 Command = Callable[[argparse.Namespace, Report], int]
@@ -26,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _stop)
     started = time.monotonic()
     try:
+        for place in ("source", "archive", "target"):
+            if hasattr(arguments, place):  # workers need not stand where the user stands
+                setattr(arguments, place, absolute_url(getattr(arguments, place)))
         command: Command = arguments.run_command
         return command(arguments, report)
     except ArchiveError as error:

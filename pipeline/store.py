@@ -417,6 +417,21 @@ def open_store(url: str, options: Mapping[str, str] | None = None, *, single_wri
     return FsspecStore(url, options or {}, single_writer=single_writer)
 
 
+def absolute_url(url: str) -> str:
+    """The URL as any process of any working folder understands it.
+
+    Raises
+    ------
+    UsageError
+        The URL is empty or names no bucket.
+    """
+    protocol, rest = split_url(url)
+    if protocol != "file":
+        return url
+    path = str(Path(rest).absolute())
+    return path if path == "/" or not rest.endswith("/") else f"{path}/"
+
+
 def split_url(url: str) -> tuple[str, str]:
     """Protocol and the rest of a URL: ``file`` for bare paths, ``s3`` for ``s3a`` as well.
 

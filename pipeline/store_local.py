@@ -20,6 +20,7 @@ from pipeline.store import (
     Scope,
     StoreBase,
     WriterBase,
+    absolute_url,
     aligned_buffer,
     check_ranges,
     clashing_keys,
@@ -46,9 +47,7 @@ class LocalSource:
     _shows_folders = True
 
     def __init__(self, path: str) -> None:
-        self.url = str(Path(path).absolute())  # a worker may stand in another folder
-        if path.endswith("/") and self.url != "/":
-            self.url += "/"
+        self.url = absolute_url(path)  # a worker may stand in another folder
         self._scope = self._resolve()
 
     def _resolve(self) -> Scope:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError
-from pipeline.store import ObjectInfo, clashing_keys, open_source, open_store, safe_local_path
+from pipeline.store import ObjectInfo, absolute_url, clashing_keys, open_source, open_store, safe_local_path
 
 UNSAFE = ["", "/", "/etc/x", "../x", "a/../../x", "a/..", "..", "a/./b", "a//b", ".", "a\0b", "x" * 256,
           "ä" * 128, "/".join(["x" * 200] * 21)]  # fmt: skip
@@ -254,3 +254,7 @@ def test_relative_paths_hold_when_the_process_moves(tmp_path: Path, monkeypatch:
     store.put_new("x", b"1")
     assert (tmp_path / "root" / "x").exists()
     assert open_source(f"file://{tmp_path}/root").get("x", max_bytes=1) == b"1"
+    monkeypatch.chdir(tmp_path)
+    urls = {".": str(tmp_path), "a/b*": f"{tmp_path}/a/b*", "a/": f"{tmp_path}/a/", "/": "/", "s3://b/x/": "s3://b/x/"}
+    assert {url: absolute_url(url) for url in urls} == urls
+    assert absolute_url("file:///a b%20") == "/a b%20"
