@@ -144,16 +144,8 @@ class Encoder:
         tensor = (row.file, row.tensor)
         if row.tensor is not None and tensor == self._tensor and self._found is not None:
             return self._found.program_for(words), 0
-        by_rows = row.n_rows > 1 and words.size % row.n_rows == 0
         self._tensor = tensor
-        self._found = synthesise(
-            words,
-            dtype=row.dtype,
-            rows=row.n_rows if by_rows else 1,
-            columns=words.size // row.n_rows if by_rows else words.size,
-            options=self._options,
-            prior=self._prior,
-        )
+        self._found = search_words(row, words, self._options, self._prior)
         return self._found.program, self._found.expansions
 
     def _restores(self, encoded: Encoded, n_bytes: int) -> bool:
@@ -262,6 +254,24 @@ def read_segments(source: SourceStore, part: Part) -> Iterator[memoryview]:
             window = []
         window.append((segment.offset_bytes, segment.end_bytes))
     yield from source.get_ranges(part.info, window)
+
+
+def search_segment(row: Row, data: Bytes, options: SearchOptions, prior: Prior) -> Synthesis:
+    """Search the program of a segment from its bytes."""
+    return search_words(row, segment_words(row.segment, data), options, prior)
+
+
+def search_words(row: Row, words: Words, options: SearchOptions, prior: Prior) -> Synthesis:
+    """Search the program of a segment, seen as the rows that the plan says."""
+    by_rows = row.n_rows > 1 and words.size % row.n_rows == 0
+    return synthesise(
+        words,
+        dtype=row.dtype,
+        rows=row.n_rows if by_rows else 1,
+        columns=words.size // row.n_rows if by_rows else words.size,
+        options=options,
+        prior=prior,
+    )
 
 
 def segment_words(segment: Segment, data: Bytes) -> Words:
