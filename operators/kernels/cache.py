@@ -42,8 +42,10 @@ def source_digest(path: Path) -> str:
         source = pending.pop()
         if source not in texts:
             texts[source] = source.read_bytes()
-            for name in re.findall(rb"^\s*from (operators[.\w]+) import", texts[source], re.MULTILINE):
-                pending.append(_PACKAGE.parent.parent.joinpath(*name.decode().split(".")).with_suffix(".py"))
+            for name in re.findall(rb"^\s*from (operators[.\w]*) import", texts[source], re.MULTILINE):
+                imported = _PACKAGE.parent.parent.joinpath(*name.decode().split("."))
+                # A package stands for all of its modules.
+                pending.extend(imported.glob("*.py") if imported.is_dir() else [imported.with_suffix(".py")])
     digest = hashlib.sha256(f"{numba.__version__} {platform.python_version()}".encode())
     for source in sorted(texts):
         digest.update(hashlib.sha256(texts[source]).digest())

@@ -9,11 +9,12 @@ The decoding table maps these bits to all the whole codes in them, up to 48 bits
 =======  ===============================================================
 bits
 =======  ===============================================================
-0-5      bits of the whole codes
-6        set where not even the first code is whole: it is a longer one
-12-59    the words, in their container
-60-63    bytes of the words
+0-47     the words, in their container
+48-53    bits of the whole codes
+56-58    bytes of the words
 =======  ===============================================================
+
+The last two are 0 where not even the first code is whole: it is a longer one.
 """
 
 # mypy: disable-error-code="no-any-return, assignment, return-value"
@@ -37,8 +38,6 @@ STREAMS = 4
 SPLIT_WORDS = 1 << 12
 """Words of the smallest block that is split into streams."""
 _LOOKUPS = 4  # of PRIMARY_BITS each from one load of at least 57 bits
-_ESCAPE = np.uint64(1 << 6)
-_ESCAPES = np.uint64(7 << 6)  # sum of up to _LOOKUPS of them
 _ROUND_IN = 8  # bytes that the codes of a round take at most: 4 * 12 bits, and an escape's
 _ROUND_OUT = 26  # bytes that a round writes at most: 8 at each of 4 look-ups, up to 6 of them words
 
@@ -187,7 +186,7 @@ def decoding_tables(
     for index in range(1 << PRIMARY_BITS):
         rest, left, n = index, PRIMARY_BITS, 0
         entry = np.uint64(0)
-        at = np.uint64(12)
+        at = np.uint64(0)
         while n < most:
             found = np.int64(single[rest])
             length = found & 255
@@ -198,8 +197,7 @@ def decoding_tables(
             n += 1
             rest >>= length
             left -= length
-        entry |= np.uint64(PRIMARY_BITS - left) | (np.uint64(n * word_bytes) << np.uint64(60))
-        many[index] = entry | _ESCAPE if n == 0 else entry
+        many[index] = entry | (np.uint64(PRIMARY_BITS - left | n * word_bytes << 8) << np.uint64(48))
 
 
 @inlined
@@ -313,49 +311,47 @@ def _one(payload: Any, bit: Any, by_length: Any, ordered: Any) -> Any:
 
 @inlined
 def _many(payload: Any, bit: Any, table: Any, out: Any, o: Any) -> Any:
-    """Decode up to four look-ups; return the bits that they took and the flags, and the byte after the words."""
-    mask = np.uint64((1 << PRIMARY_BITS) - 1)
-    down, twelve, sixty, low = np.uint64(3), np.uint64(12), np.uint64(60), np.uint64(63)
-    bits = load_u64(payload, bit >> down) >> (bit & np.uint64(7))
+    """Decode up to `_LOOKUPS` look-ups; return 0 where a longer code stopped it, and the bit and byte reached."""
+    mask, half, low = np.uint64((1 << PRIMARY_BITS) - 1), np.uint64(48), np.uint64(63)
+    eight = np.uint64(8)
+    bits = load_u64(payload, bit >> np.uint64(3)) >> (bit & np.uint64(7))
+    at = o << eight  # and below it the bits taken
     entry = table[bits & mask]
-    store_u64(out, o, entry >> twelve)
-    total = entry
-    bits >>= entry & low
-    o += entry >> sixty
+    store_u64(out, at >> eight, entry)
+    step = entry >> half
+    bits >>= step & low
+    at += step
     entry = table[bits & mask]
-    store_u64(out, o, entry >> twelve)
-    total += entry
-    bits >>= entry & low
-    o += entry >> sixty
+    store_u64(out, at >> eight, entry)
+    step = entry >> half
+    bits >>= step & low
+    at += step
     entry = table[bits & mask]
-    store_u64(out, o, entry >> twelve)
-    total += entry
-    bits >>= entry & low
-    o += entry >> sixty
+    store_u64(out, at >> eight, entry)
+    step = entry >> half
+    bits >>= step & low
+    at += step
     entry = table[bits & mask]
-    store_u64(out, o, entry >> twelve)
-    total += entry
-    return total, o + (entry >> sixty)
+    store_u64(out, at >> eight, entry)
+    step = entry >> half
+    at += step
+    return step, bit + (at & np.uint64(255)), at >> eight
 
 
 @inlined
 def _rounds(payload: Any, bit: Any, o: Any, end: Any) -> Any:
-    """Return how often `_many` and `_escape` can certainly run before they leave the payload or the stream's words."""
+    """Return how often `_many` and `_longer` can certainly run before they leave the payload or the stream's words."""
     bytes_left = payload.size - 8 - np.int64(bit >> np.uint64(3))
     room = end - _ROUND_OUT - np.int64(o)
     return min(bytes_left // _ROUND_IN + 1, room // _ROUND_OUT + 1) if bytes_left >= 0 and room >= 0 else 0
 
 
 @inlined
-def _escape(
-    payload: Any, bit: Any, total: Any, by_length: Any, ordered: Any, words: Any, word_bytes: Any, o: Any
-) -> Any:
-    """Decode the longer code that stopped `_many`, if there is one."""
-    if total & _ESCAPES:
-        word, bit = _one(payload, bit, by_length, ordered)
-        words[np.int64(o) // word_bytes] = word
-        o += np.uint64(word_bytes)
-    return bit, o
+def _longer(payload: Any, bit: Any, by_length: Any, ordered: Any, words: Any, o: Any) -> Any:
+    """Decode the code that stopped `_many`."""
+    word, bit = _one(payload, bit, by_length, ordered)
+    words[np.int64(o) // words.itemsize] = word
+    return bit, o + np.uint64(words.itemsize)
 
 
 @inlined
@@ -378,9 +374,9 @@ def _finish(
         if not rounds:
             break
         for _ in range(rounds):
-            total, o = _many(payload, bit, table, out, o)
-            bit += total & np.uint64(63)
-            bit, o = _escape(payload, bit, total, by_length, ordered, words, word_bytes, o)
+            step, bit, o = _many(payload, bit, table, out, o)
+            if not step:
+                bit, o = _longer(payload, bit, by_length, ordered, words, o)
     stop = np.uint64(8 * end_byte)
     i = np.int64(o) // word_bytes
     while i < end // word_bytes and bit < stop:
@@ -427,7 +423,6 @@ def decode_block(
         np.uint64(8 * starts[3]),
     )
     oa, ob, oc, od = np.uint64(0), np.uint64(step), np.uint64(2 * step), np.uint64(3 * step)
-    low = np.uint64(63)
     while True:
         # As many rounds as every stream has room for: no other check is needed inside.
         rounds = min(
@@ -439,19 +434,18 @@ def decode_block(
         if not rounds:
             break
         for _ in range(rounds):
-            ta, oa = _many(payload, pa, table, out, oa)
-            tb, ob = _many(payload, pb, table, out, ob)
-            tc, oc = _many(payload, pc, table, out, oc)
-            td, od = _many(payload, pd, table, out, od)
-            pa += ta & low
-            pb += tb & low
-            pc += tc & low
-            pd += td & low
-            if (ta | tb | tc | td) & _ESCAPES:
-                pa, oa = _escape(payload, pa, ta, by_length, ordered, words, word_bytes, oa)
-                pb, ob = _escape(payload, pb, tb, by_length, ordered, words, word_bytes, ob)
-                pc, oc = _escape(payload, pc, tc, by_length, ordered, words, word_bytes, oc)
-                pd, od = _escape(payload, pd, td, by_length, ordered, words, word_bytes, od)
+            sa, pa, oa = _many(payload, pa, table, out, oa)
+            sb, pb, ob = _many(payload, pb, table, out, ob)
+            sc, pc, oc = _many(payload, pc, table, out, oc)
+            sd, pd, od = _many(payload, pd, table, out, od)
+            if not sa:
+                pa, oa = _longer(payload, pa, by_length, ordered, words, oa)
+            if not sb:
+                pb, ob = _longer(payload, pb, by_length, ordered, words, ob)
+            if not sc:
+                pc, oc = _longer(payload, pc, by_length, ordered, words, oc)
+            if not sd:
+                pd, od = _longer(payload, pd, by_length, ordered, words, od)
     status = _finish(payload, pa, starts[1], table, by_length, ordered, out, words, oa, step)
     status |= _finish(payload, pb, starts[2], table, by_length, ordered, out, words, ob, 2 * step)
     status |= _finish(payload, pc, starts[3], table, by_length, ordered, out, words, oc, 3 * step)
