@@ -12,13 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import zstandard
 
-from operators.base import Operator, Profile, Stream
-from operators.kernels.costing import huffman_bits
-from operators.literals.lz import LzTrial
-from operators.literals.profile import LZ_GAIN, RANS_GAIN, choose
+from operators.base import BLOCK_WORDS, Operator, Stream
+from operators.literals.profile import LZ_GAIN, RANS_GAIN, Profiler, choose
 from operators.literals.rans import RUN_WORDS, lanes_of
 from operators.words import Words
 from synth.features import Summary
@@ -27,7 +24,7 @@ from synth.logs import log_q20
 Q8 = 256
 """Costs are integers in units of ``1 / Q8`` bit."""
 BYTE_Q8 = 8 * Q8
-GUARD = 6
+GUARD = 32
 """Words of a sample per live symbol, at least, where an alphabet is to be entropy-coded."""
 HUFFMAN_FIXED_BITS = 80
 """Head of a table, sizes of streams, bits left over."""
@@ -86,8 +83,7 @@ def literal_cost(summary: Summary, stream: Stream, lz_q8: int | None = None) -> 
     if n == 0 or n_sample == 0:
         return LiteralCost(literal_q8(0), encoding, 0)
     floor = min(best, summary.entropy_q20 * n // n_sample >> 12)
-    countable = summary.counts is not None and (n == n_sample or GUARD * summary.live <= n_sample)
-    if countable and floor < best - best // 1024:
+    if summary.huffman_bits >= 0 and (n == n_sample or GUARD * summary.live <= n_sample):
         huffman, rans = _coded_q8(summary, stream)
         if huffman < best:
             best, encoding = huffman, "huffman"
@@ -101,20 +97,16 @@ def literal_cost(summary: Summary, stream: Stream, lz_q8: int | None = None) -> 
 def _coded_q8(summary: Summary, stream: Stream) -> tuple[int, int]:
     """Return the payloads of a Huffman and of a rANS literal."""
     n, n_sample, seen = stream.n_words, summary.n_words, summary.live
-    assert summary.counts is not None
     entropy_q20, live = summary.entropy_q20, seen
     if n != n_sample:
         entropy_q20 = max(entropy_q20, summary.smooth_q20)
         live = min(summary.chao, n, 1 << stream.width_bits)
     gaps, lengths, frequencies = summary.table_bits
     table = min(gaps, seen * ((summary.largest // seen).bit_length() + 2)) + min(lengths, 4 * seen)
-    huffman = 0 if seen == 1 else n * Q8
-    if seen > 2:
-        counts = np.sort(summary.counts[summary.counts > 0])
-        huffman = int(huffman_bits(counts, np.empty_like(counts))) * Q8 * n // n_sample
-        if summary.entropy_q20:
-            # The sample flatters its own code by as much as it flatters its own entropy.
-            huffman = huffman * entropy_q20 // summary.entropy_q20
+    huffman = summary.huffman_bits * Q8 * n // n_sample
+    if summary.entropy_q20 and seen > 2:
+        # The sample flatters its own code by as much as it flatters its own entropy.
+        huffman = huffman * entropy_q20 // summary.entropy_q20
     huffman += (table * live // seen + HUFFMAN_FIXED_BITS) * Q8
     # Each word takes at least one of 2**14 frequencies, those too that the sample has missed.
     missing_q24 = min((1 << 24) - 1, summary.rare_q24 + (live - seen << 10))
@@ -125,23 +117,12 @@ def _coded_q8(summary: Summary, stream: Stream) -> tuple[int, int]:
     return huffman, rans + lanes_of(n) * 32 * Q8 * (1 + n // RUN_WORDS)
 
 
-def exact_literal(summary: Summary, stream: Stream, words: Words | None) -> tuple[int, str]:
-    """Return the cost and the encoding of a literal, as the emitter would choose them.
-
-    Parameters
-    ----------
-    summary : Summary
-        Of the whole stream.
-    stream : Stream
-    words : Words or None
-        The whole stream, where LZ is to be tried.
-    """
-    lz = None
-    if words is not None:
-        trial = LzTrial(stream)
-        trial.add(words)
-        lz = trial.finish()
-    name, plan = choose(Profile(stream, summary.counts, summary.largest, lz))
+def exact_literal(words: Words, stream: Stream) -> tuple[int, str]:
+    """Return the cost and the encoding of a literal of `words`, the whole of `stream`, as the emitter chooses them."""
+    profiler = Profiler(stream)
+    for start in range(0, words.size, BLOCK_WORDS):
+        profiler.add(words[start : start + BLOCK_WORDS])
+    name, plan = choose(profiler.finish())
     return literal_q8(plan.n_bytes * BYTE_Q8), name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -9,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.base import Stream
-from operators.kernels.costing import cut_sums, distinct_words, neighbour_bits, outline, tally
+from operators.kernels.costing import (
+    LOG_SCALE_BITS,
+    cut_sums,
+    distinct_words,
+    huffman_bits,
+    neighbour_bits,
+    outline,
+    tally,
+)
 from operators.words import Words, mask_of
 from synth.logs import LOGS, SMOOTH_LOGS, log_q20
 
@@ -52,8 +61,9 @@ class Summary:
         Of a table of the live words: gaps, code lengths, frequencies.
     rare_q24 : int
         What words rarer than one in 2**14 would need to become that frequent, as part of all.
-    counts : int64 array or None
-        How often each word occurs, where words are narrow.
+    huffman_bits : int
+        Of all words of the sample together, by a code made for them; -1 where words are wide, or no code can
+        be shorter than they are.
     """
 
     n_words: int
@@ -67,7 +77,7 @@ class Summary:
     largest: int
     table_bits: tuple[int, int, int]
     rare_q24: int
-    counts: NDArray[np.int64] | None
+    huffman_bits: int
 
     @property
     def chao(self) -> int:
@@ -88,15 +98,18 @@ def summarise(words: Words, shift: int, width_bits: int) -> Summary:
     n = words.size
     log_total = log_q20(n)
     if width_bits <= NARROW_BITS:
-        counts = np.zeros(1 << width_bits, np.int64)
+        counts, live_counts = _scratch()
         sums = np.empty(12, np.int64)
-        tally(words, shift, mask_of(width_bits), counts, log_total, LOGS, SMOOTH_LOGS, sums)
+        tally(words, shift, mask_of(width_bits), counts[0], live_counts, log_total, LOGS, SMOOTH_LOGS, sums)
         live, once, twice, plain, smooth, largest, gaps, lengths, frequencies, rare, equal, varying = sums.tolist()
         whole = n * log_total
         plain, smooth = max(0, whole - plain), max(0, whole - smooth)
-        return Summary(
-            n, live, once, twice, plain, smooth, equal, varying, largest, (gaps, lengths, frequencies), rare, counts
-        )
+        huffman = n if live == 2 else 0 if live < 2 else -1
+        if live > 2 and plain * 1024 < (n * largest.bit_length() << LOG_SCALE_BITS) * 1023:
+            ascending = np.sort(live_counts[:live])
+            huffman = int(huffman_bits(ascending, live_counts[:live]))
+        table_bits = gaps, lengths, frequencies
+        return Summary(n, live, once, twice, plain, smooth, equal, varying, largest, table_bits, rare, huffman)
     assert shift == 0
     three = np.empty(3, np.uint64)
     outline(words, three)
@@ -107,7 +120,7 @@ def summarise(words: Words, shift: int, width_bits: int) -> Summary:
     if counted is not None:
         hits = counted[1]
         live, once, twice = hits.size, int((hits == 1).sum()), int((hits == 2).sum())
-    return Summary(n, live, once, twice, 0, 0, equal, varying, largest, (0, 0, 0), 0, None)
+    return Summary(n, live, once, twice, 0, 0, equal, varying, largest, (0, 0, 0), 0, -1)
 
 
 def cut_entropies(words: Words, width_bits: int) -> list[tuple[int, int]]:
@@ -119,11 +132,22 @@ def cut_entropies(words: Words, width_bits: int) -> list[tuple[int, int]]:
     words = np.ascontiguousarray(words[:: -(-words.size // MAX_CUT_WORDS)])
     counted = _distinct(words, words.size)
     assert counted is not None
-    scratch = np.zeros((2, 1 << NARROW_BITS), np.int64)
     sums = np.zeros((width_bits, 2), np.int64)
-    cut_sums(*counted, width_bits, LOGS, scratch[0], scratch[1], sums)
+    counts, _ = _scratch()
+    cut_sums(*counted, width_bits, LOGS, counts[0], counts[1], sums)
     whole = words.size * log_q20(words.size)
     return [(-1 if low < 0 else whole - low, -1 if high < 0 else whole - high) for low, high in sums[1:].tolist()]
+
+
+_THREAD = threading.local()
+
+
+def _scratch() -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return two tables of zeros and one of anything, all of `NARROW_BITS`: this thread's own, made once."""
+    if not hasattr(_THREAD, "scratch"):
+        _THREAD.scratch = np.zeros((2, 1 << NARROW_BITS), np.int32), np.empty(1 << NARROW_BITS, np.int64)
+    scratch: tuple[NDArray[np.int32], NDArray[np.int64]] = _THREAD.scratch
+    return scratch
 
 
 def _distinct(words: Words, limit: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]] | None:

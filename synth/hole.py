@@ -17,7 +17,7 @@ from operators.base import Stream
 from operators.kernels.fields import split_field
 from operators.words import Dtype, Words, container
 from synth.cost import BYTE_Q8, LiteralCost, LzProbe, literal_cost
-from synth.features import FLAT, NARROW_BITS, Features, Summary, features, nearness, summarise
+from synth.features import NARROW_BITS, Features, Summary, features, nearness, summarise
 from synth.sample import Sample, take_sample
 
 if TYPE_CHECKING:
@@ -158,9 +158,8 @@ class Hole:
         return self.sample.words if self.exact else None
 
     def _with_lz(self, literal: LiteralCost) -> LiteralCost:
-        """Return the cheapest literal, LZ included where matches are plausible: not in noise, nor deep down."""
-        shows_repeats = self.features[1] > 0 or (self.depth <= 1 and self.features[0] < FLAT)
-        if self.depth and not shows_repeats:
+        """Return the cheapest literal, LZ included where words repeat, and at the root in any case."""
+        if self.depth and not self.features[1]:
             return literal
         if self.stream.n_bytes < MIN_LZ_BYTES or literal.bits_q8 <= 8 * BYTE_Q8:
             return literal

@@ -121,13 +121,15 @@ class Search:
             if self._cannot_matter(item.hole, forced):
                 self._waiting.append(item)
                 continue
+            self._drop_vain(item, max(0, forced - self.root.best_q8))
+            if not item.left:
+                continue
             now = self._key(item, forced)
             if now > key and self._queue and now > self._queue[0][0]:
                 heapq.heappush(self._queue, (now, item.serial, item))
                 continue
             belief, production = item.left.pop()
-            if self._worth_trying(item.hole, belief, max(0, forced - self.root.best_q8)):
-                self._expand(item.hole, production, belief)
+            self._expand(item.hole, production, belief)
             if item.left:
                 self._push(item)
         self.stopped = "budget"
@@ -178,19 +180,25 @@ class Search:
             and hole.best_q8 - hole.literal.floor_q8 <= NODE_Q8 + ACCEPT_EXACT_Q8
         )
 
-    def _worth_trying(self, hole: Hole, belief: Belief, slack_q8: int) -> bool:
-        """Whether a step can be expected to save what an expansion costs.
+    def _drop_vain(self, item: _Open, slack_q8: int) -> None:
+        """Drop the next productions of a hole that cannot be expected to save what an expansion costs.
 
         A step that wins takes a hole to about the literal less the gain of the prior. Where the hole is there
-        already, it may still be a little better than others of its kind.
+        already, it may still be a little better than others of its kind. The longer nothing better was
+        found, the more a step has to promise: the prior has been wrong about this tensor so often.
         """
         if not self._prior.informed:
-            return True
-        usual_q8 = hole.literal.bits_q8 * belief.gain_q10 >> 10
-        saving_q8 = max(hole.best_q8 - hole.literal.bits_q8 + usual_q8, usual_q8 >> SPREAD_BITS) - slack_q8
+            return
+        literal_q8, best_q8 = item.hole.literal.bits_q8, item.hole.best_q8
         in_vain = self.expansions - self.improvements[-1].expansions
         least_q8 = self.root.literal.bits_q8 * self.options.min_gain_ppm * (1 + in_vain) // 1_000_000
-        return saving_q8 * belief.chance_q20 >> 20 >= least_q8
+        while item.left:
+            belief = item.left[-1][0]
+            usual_q8 = literal_q8 * belief.gain_q10 >> 10
+            saving_q8 = max(best_q8 - literal_q8 + usual_q8, usual_q8 >> SPREAD_BITS) - slack_q8
+            if saving_q8 * belief.chance_q20 >> 20 >= least_q8:
+                return
+            item.left.pop()
 
     def _improve(self, edge: Edge) -> None:
         """Make `edge` the best of its hole and push the improvement up; holes that waited may matter now."""

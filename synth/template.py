@@ -91,8 +91,7 @@ def weigh(hole: Hole, template: Template | None, *, exact: bool = False) -> Weig
     if template is None and hole.exact and hole.summary.live == 1:
         template = _CONST
     if exact:
-        words = hole.sample.words if hole.literal.encoding == "lz" else None
-        literal_q8, encoding = exact_literal(hole.summary, hole.stream, words)
+        literal_q8, encoding = exact_literal(hole.sample.words, hole.stream)
     else:
         literal_q8, encoding = hole.literal.bits_q8, hole.literal.encoding
     literal = Weighed(None, hole.tag, hole.stream, literal_q8, encoding, ())

@@ -18,43 +18,74 @@ LOG_TABLE_SIZE = (1 << 16) + 1
 """Entries of a table of logarithms, from 0."""
 
 
-@kernel("sums")
-def entropy_sums(counts: Any, log_total: int, logs: Any, smooth_logs: Any, sums: Any) -> None:
-    """Sum up what the cost of an order-0 code needs.
+@kernel("counts", "live", "sums")
+def tally(
+    words: Any,
+    shift: int,
+    mask: int,
+    counts: Any,
+    live: Any,
+    log_total: int,
+    logs: Any,
+    smooth_logs: Any,
+    sums: Any,
+) -> None:
+    """Count the bit field ``(word >> shift) & mask`` of every word, and sum up what the cost of a code needs.
 
     Parameters
     ----------
-    counts : int64 array
-        Zeros are skipped.
+    words : Words
+        Fewer than 2**31.
+    shift, mask : int
+        `mask` has at most 16 bits.
+    counts : int32 array, more than `mask` of them
+        Zeros, and left so.
+    live : int64 array, as many
+        Its first ``sums[0]`` are set to the counts that are not zero, in the order of the fields.
     log_total : int
-        Logarithm of their sum.
+        Logarithm of ``words.size``.
     logs, smooth_logs : int64 arrays, shape (LOG_TABLE_SIZE,)
         log2(x), and Grassberger's substitute for it.
-    sums : int64 array, shape (10,)
-        Set to: live symbols, symbols seen once, symbols seen twice, sum of ``x * log2(x)``, the same with
-        `smooth_logs`, the largest live symbol; and of a table in the form of `operators.kernels.alphabet`,
-        the bits of its gaps, of its levels as differences, and of its values; and what symbols rarer than one
-        in 2**14 would need to become that frequent, in 2**-24 of all.
+    sums : int64 array, shape (12,)
+        Set to: live fields, those seen once, those seen twice, sum of ``x * log2(x)``, the same with
+        `smooth_logs`, the largest field; of a table in the form of `operators.kernels.alphabet`, the bits of its
+        gaps, of its levels as differences, and of its values; what fields rarer than one in 2**14 would need
+        to become that frequent, in 2**-24 of all; the fields equal to the one before, and the or of all
+        differences to the first.
     """
-    live = 0
+    equal = 0
+    varying = np.uint64(0)
+    down = np.uint64(shift)
+    keep = np.uint64(mask)
+    if words.size:
+        first = (np.uint64(words[0]) >> down) & keep
+        previous = first ^ np.uint64(1)
+        for i in range(words.size):
+            word = (np.uint64(words[i]) >> down) & keep
+            counts[word] += 1
+            equal += word == previous
+            varying |= word ^ first
+            previous = word
+        equal = int(equal)
+    total = words.size
+    n_live = 0
     once = 0
     twice = 0
     plain = 0
     smooth = 0
-    previous = -1
+    last = -1
     gap_bits = 0
     level_bits = 0
     value_bits = 0
     level = 0
     rare = 0
-    total = 0
-    for symbol in range(counts.size):
-        total += counts[symbol]
-    for symbol in range(counts.size):
-        x = counts[symbol]
-        if x == 0:
+    for symbol in range(mask + 1):
+        if counts[symbol] == 0:
             continue
-        live += 1
+        x = np.int64(counts[symbol])
+        counts[symbol] = 0
+        live[n_live] = x
+        n_live += 1
         if x == 1:
             once += 1
         elif x == 2:
@@ -70,8 +101,8 @@ def entropy_sums(counts: Any, log_total: int, logs: Any, smooth_logs: Any, sums:
         log = logs[y] + (up << 20)
         plain += x * log
         smooth += x * (smooth_logs[y] + (up << 20))
-        gap = symbol - previous
-        previous = symbol
+        gap = symbol - last
+        last = symbol
         gap_bits -= 1
         while gap:
             gap_bits += 2
@@ -91,53 +122,16 @@ def entropy_sums(counts: Any, log_total: int, logs: Any, smooth_logs: Any, sums:
         while step:
             level_bits += 2
             step >>= 1
-    sums[0] = live
+    sums[0] = n_live
     sums[1] = once
     sums[2] = twice
     sums[3] = plain
     sums[4] = smooth
-    sums[5] = max(0, previous)
+    sums[5] = max(0, last)
     sums[6] = gap_bits
     sums[7] = level_bits
     sums[8] = value_bits
     sums[9] = rare
-
-
-@kernel("counts", "sums")
-def tally(
-    words: Any, shift: int, mask: int, counts: Any, log_total: int, logs: Any, smooth_logs: Any, sums: Any
-) -> None:
-    """Count the bit field ``(word >> shift) & mask`` of every word, and sum up as `entropy_sums` does.
-
-    Parameters
-    ----------
-    words : Words
-    shift : int
-    mask : int
-        At most 16 bits.
-    counts : int64 array, shape (mask + 1,)
-        Increased.
-    log_total, logs, smooth_logs
-        As for `entropy_sums`.
-    sums : int64 array, shape (12,)
-        As for `entropy_sums`, then the fields equal to the one before, and the or of all differences to the
-        first.
-    """
-    equal = 0
-    varying = np.uint64(0)
-    down = np.uint64(shift)
-    keep = np.uint64(mask)
-    if words.size:
-        first = (np.uint64(words[0]) >> down) & keep
-        previous = first ^ np.uint64(1)
-        for i in range(words.size):
-            word = (np.uint64(words[i]) >> down) & keep
-            counts[word] += 1
-            equal += word == previous
-            varying |= word ^ first
-            previous = word
-        equal = int(equal)
-    entropy_sums(counts, log_total, logs, smooth_logs, sums)
     sums[10] = equal
     sums[11] = np.int64(varying)
 
@@ -244,8 +238,8 @@ def cut_sums(symbols: Any, counts: Any, width_bits: int, logs: Any, low: Any, hi
         The distinct words and how often they occur.
     width_bits : int
     logs : int64 array, shape (LOG_TABLE_SIZE,)
-    low, high : int64 arrays, shape (65536,)
-        Scratch of zeros, left so.
+    low, high : int32 arrays, shape (65536,)
+        Zeros, and left so.
     sums : int64 array, shape (width_bits, 2)
         Row k is set to the sums of the low k bits and of the rest; -1 where that half has over 16 bits.
     """

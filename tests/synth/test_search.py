@@ -19,7 +19,7 @@ from operators.words import Words, dtype_of
 from synth import Prior
 from synth.grammar import PRODUCTIONS
 from synth.hole import Setting
-from synth.search import Search
+from synth.search import Search, forced_q8
 from synth.structured import Structured, bf16, structured
 from tests.processes import ROOT
 from tests.strategies import make_words
@@ -206,14 +206,7 @@ def test_an_improvement_below_wakes_holes_that_could_not_matter() -> None:
     setting = Setting(dtype_of(None), 1 << 16, 1 << 16)
     found = Search(setting.root(tensor.words, 0), options(max_holes=1 << 20, max_held_bytes=1 << 30))
     found.run(Prior.uniform(), 600)
-    for item in found._waiting:
-        assert found._cannot_matter(item.hole, _forced(item.hole))
-
-
-def _forced(hole):  # type: ignore[no-untyped-def]
-    from synth.search import forced_q8
-
-    return forced_q8(hole)
+    assert all(found._cannot_matter(item.hole, forced_q8(item.hole)) for item in found._waiting)
 
 
 def test_costs_of_the_graph_add_up() -> None:
