@@ -1,8 +1,8 @@
 """Packing words of any width into bits and back.
 
 Word i takes bits ``i * width`` to ``(i + 1) * width`` of the stream, least significant bit first. Eight
-words of `width` bits are `width` bytes, so narrow words go eight at a time through a few shifts of one
-64-bit register; what is left of them, and wide words, go through an accumulator.
+words of `width` bits are `width` bytes, so narrow words go eight at a time through one 64-bit register,
+by one instruction or a few shifts; what is left of them, and wide words, go through an accumulator.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.kernels.jit import kernel
+from operators.kernels.lanes import HAS_BIT_GATHER, gather_bits, scatter_bits
 from operators.kernels.memory import load_u64, store_u64
 
+_EACH_8 = np.uint64(0x0101010101010101)
+_EACH_16 = np.uint64(0x0001000100010001)
 _EVEN_8 = np.uint64(0x00FF00FF00FF00FF)
 _EVEN_16 = np.uint64(0x0000FFFF0000FFFF)
 _EVEN_32 = np.uint64(0x00000000FFFFFFFF)
@@ -28,12 +31,17 @@ def pack_u8(words: NDArray[np.uint8], width: int, out: NDArray[np.uint8]) -> int
     n_groups = 0
     if out.size >= 8:
         n_groups = min(words.size >> 3, (out.size - 8) // width + 1)
-    for g in range(n_groups):
-        x = load_u64(words, np.uint64(g * 8))
-        x = (x & _EVEN_8) | ((x & ~_EVEN_8) >> s8)
-        x = (x & _EVEN_16) | ((x & ~_EVEN_16) >> s16)
-        x = (x & _EVEN_32) | ((x & ~_EVEN_32) >> s32)
-        store_u64(out, np.uint64(g * width), x)
+    if HAS_BIT_GATHER:
+        mask = ((np.uint64(1) << w) - np.uint64(1)) * _EACH_8
+        for g in range(n_groups):
+            store_u64(out, np.uint64(g * width), gather_bits(load_u64(words, np.uint64(g * 8)), mask))
+    else:
+        for g in range(n_groups):
+            x = load_u64(words, np.uint64(g * 8))
+            x = (x & _EVEN_8) | ((x & ~_EVEN_8) >> s8)
+            x = (x & _EVEN_16) | ((x & ~_EVEN_16) >> s16)
+            x = (x & _EVEN_32) | ((x & ~_EVEN_32) >> s32)
+            store_u64(out, np.uint64(g * width), x)
     return n_groups * 8
 
 
@@ -50,12 +58,17 @@ def unpack_u8(packed: NDArray[np.uint8], width: int, out: NDArray[np.uint8]) -> 
     n_groups = 0
     if packed.size >= 8:
         n_groups = min(out.size >> 3, (packed.size - 8) // width + 1)
-    for g in range(n_groups):
-        x = load_u64(packed, np.uint64(g * width))
-        x = (x & m32) | ((x & h32) << s32)
-        x = (x & m16) | ((x & h16) << s16)
-        x = (x & m8) | ((x & h8) << s8)
-        store_u64(out, np.uint64(g * 8), x)
+    if HAS_BIT_GATHER:
+        mask = ((one << w) - one) * _EACH_8
+        for g in range(n_groups):
+            store_u64(out, np.uint64(g * 8), scatter_bits(load_u64(packed, np.uint64(g * width)), mask))
+    else:
+        for g in range(n_groups):
+            x = load_u64(packed, np.uint64(g * width))
+            x = (x & m32) | ((x & h32) << s32)
+            x = (x & m16) | ((x & h16) << s16)
+            x = (x & m8) | ((x & h8) << s8)
+            store_u64(out, np.uint64(g * 8), x)
     return n_groups * 8
 
 
@@ -68,13 +81,18 @@ def pack_u16(words: NDArray[np.uint8], width: int, out: NDArray[np.uint8]) -> in
     n_groups = 0
     if out.size >= 16:
         n_groups = min(words.size >> 4, (out.size - 16) // width + 1)
+    mask = ((np.uint64(1) << w) - np.uint64(1)) * _EACH_16
     for g in range(n_groups):
         a = load_u64(words, np.uint64(g * 16))
         b = load_u64(words, np.uint64(g * 16 + 8))
-        a = (a & _EVEN_16) | ((a & ~_EVEN_16) >> s16)
-        b = (b & _EVEN_16) | ((b & ~_EVEN_16) >> s16)
-        a = (a & _EVEN_32) | ((a & ~_EVEN_32) >> s32)
-        b = (b & _EVEN_32) | ((b & ~_EVEN_32) >> s32)
+        if HAS_BIT_GATHER:
+            a = gather_bits(a, mask)
+            b = gather_bits(b, mask)
+        else:
+            a = (a & _EVEN_16) | ((a & ~_EVEN_16) >> s16)
+            b = (b & _EVEN_16) | ((b & ~_EVEN_16) >> s16)
+            a = (a & _EVEN_32) | ((a & ~_EVEN_32) >> s32)
+            b = (b & _EVEN_32) | ((b & ~_EVEN_32) >> s32)
         store_u64(out, np.uint64(g * width), a | (b << four_w))
         store_u64(out, np.uint64(g * width + 8), b >> back)
     return n_groups * 8
@@ -93,13 +111,18 @@ def unpack_u16(packed: NDArray[np.uint8], width: int, out: NDArray[np.uint8]) ->
     n_groups = 0
     if packed.size >= 16:
         n_groups = min(out.size >> 4, (packed.size - 16) // width + 1)
+    mask = ((one << w) - one) * _EACH_16
     for g in range(n_groups):
         a = load_u64(packed, np.uint64(g * width))
         b = (a >> four_w) | (load_u64(packed, np.uint64(g * width + 8)) << back)
-        a = (a & m32) | ((a & h32) << s32)
-        b = (b & m32) | ((b & h32) << s32)
-        a = (a & m16) | ((a & h16) << s16)
-        b = (b & m16) | ((b & h16) << s16)
+        if HAS_BIT_GATHER:
+            a = scatter_bits(a, mask)
+            b = scatter_bits(b, mask)
+        else:
+            a = (a & m32) | ((a & h32) << s32)
+            b = (b & m32) | ((b & h32) << s32)
+            a = (a & m16) | ((a & h16) << s16)
+            b = (b & m16) | ((b & h16) << s16)
         store_u64(out, np.uint64(g * 16), a)
         store_u64(out, np.uint64(g * 16 + 8), b)
     return n_groups * 8

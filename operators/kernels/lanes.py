@@ -1,4 +1,4 @@
-"""Integer arithmetic that stays in the width of a word, and the width of a number.
+"""Integer arithmetic that stays in the width of a word, and instructions that Python has no operator for.
 
 numba widens every integer operation to 64 bits, so a loop over words of 8 or 16 bits uses a quarter or
 less of each vector register. These stay narrow; without them splitting fields takes three times as long.
@@ -8,12 +8,40 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from operators.kernels.jit import JIT
 
+HAS_BIT_GATHER = False
+"""Whether `gather_bits` and `scatter_bits` are fast here; otherwise kernels do without. Same bytes either way."""
+
 if JIT:
+    import llvmlite.binding as llvm
     from llvmlite import ir
     from numba import types
+    from numba.core import cgutils
     from numba.extending import intrinsic
+
+    # The first two generations of Zen have the instructions, but take a hundred cycles for them.
+    HAS_BIT_GATHER = llvm.get_host_cpu_features().get("bmi2", False) and llvm.get_host_cpu_name() not in (
+        "znver1",
+        "znver2",
+    )
+
+    def _two_words(name: str) -> Any:
+        @intrinsic
+        def call(typing: Any, value: Any, mask: Any) -> Any:  # noqa: ARG001
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+                word = ir.IntType(64)
+                kind = ir.FunctionType(word, (word, word))
+                return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+            return types.uint64(types.uint64, types.uint64), codegen
+
+        return call
+
+    gather_bits = _two_words("llvm.x86.bmi.pext.64")
+    scatter_bits = _two_words("llvm.x86.bmi.pdep.64")
 
     def _narrowed(builder: Any, amount: Any, word: Any) -> Any:
         return builder.trunc(amount, word.type) if word.type.width < amount.type.width else amount
@@ -56,6 +84,16 @@ if JIT:
         return types.int64(types.int64), codegen
 
 else:
+
+    def gather_bits(value: Any, mask: Any) -> Any:
+        """Return the bits of `value` where `mask` has ones, side by side from bit 0."""
+        places = [k for k in range(64) if int(mask) >> k & 1]
+        return np.uint64(sum((int(value) >> k & 1) << i for i, k in enumerate(places)))
+
+    def scatter_bits(value: Any, mask: Any) -> Any:
+        """Inverse of `gather_bits`: bits from 0 on go where `mask` has ones."""
+        places = [k for k in range(64) if int(mask) >> k & 1]
+        return np.uint64(sum((int(value) >> i & 1) << k for i, k in enumerate(places)))
 
     def bit_length(value: Any) -> int:
         """Return the bits of a non-negative integer without its leading zeros."""
