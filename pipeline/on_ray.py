@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -99,12 +100,11 @@ class RayExecutor:
         staff = _Staff(job, self.memory_bytes)
         try:
             n_workers = min(self.workers or n_cpus, len(waiting))
-            n_starts_left = n_workers * (self.retries + 1)
             while waiting or staff.running:
                 while staff.size < min(n_workers, len(waiting) + len(staff.running)):
-                    if not n_starts_left:
-                        raise InternalError("workers that live", "one death after another", "", "see the logs of Ray")
-                    n_starts_left -= 1
+                    if staff.n_stillborn > n_workers * self.retries:
+                        step = "install the package on every node, or send it with deploy/submit.sh"
+                        raise InternalError("workers that live", staff.last_death, "", step)
                     staff.start()
                 while waiting and (free := staff.least_busy(self.in_flight)) is not None:
                     staff.hand_out(free, *waiting.popleft())
@@ -130,6 +130,8 @@ class _Staff:
 
     job: Job[Any, Any]
     memory_bytes: int
+    n_stillborn: int = 0
+    last_death: str = ""
     opening: dict[ray.ObjectRef, int] = field(default_factory=dict)
     running: dict[ray.ObjectRef, int] = field(default_factory=dict)
     _actors: dict[int, Any] = field(default_factory=dict)
@@ -157,11 +159,14 @@ class _Staff:
         name = self.opening.pop(ref)
         try:
             error = ray.get(ref)
-        except RayError:
+        except RayError as failure:
+            self.n_stillborn += 1
+            self.last_death = _shortened(str(failure))
             self._remove(name)
             return
         if error is not None:
             raise error
+        self.n_stillborn = 0
         self._held[name] = {}
 
     def least_busy(self, limit: int) -> int | None:
@@ -195,8 +200,9 @@ class _Staff:
         for ref, (item, tries) in self._remove(name).items():
             try:
                 yield item, tries, _answer(item, ref)
-            except RayActorError:
-                error = InternalError("a worker that ends its item", "one that died", "", "see the logs of Ray")
+            except RayActorError as failure:
+                found = _shortened(str(failure))
+                error = InternalError("a worker that ends its item", found, "", "see the logs of Ray")
                 yield item, tries, Outcome(item, None, error) if guilty else None
                 guilty = False
 
@@ -219,8 +225,17 @@ def _answer(item: Any, ref: ray.ObjectRef) -> Outcome[Any, Any]:
     except RayActorError:
         raise
     except RayError as failure:
-        result, error = None, InternalError("an answer of a worker", str(failure), "", "see the logs of Ray")
+        result, error = (
+            None,
+            InternalError("an answer of a worker", _shortened(str(failure)), "", "see the logs of Ray"),
+        )
     return Outcome(item, result, error)
+
+
+def _shortened(text: str) -> str:
+    """What Ray tells of a death begins with who and ends with why, and is long in between."""
+    line = " ".join(re.sub(r"\x1b\[[0-9;]*m|\^{2,}", "", text).split())
+    return line if len(line) <= 600 else f"{line[:200]} ... {line[-400:]}"
 
 
 def _look(address: str) -> None:

@@ -227,6 +227,14 @@ def test_near_ranges_share_requests(server: S3Server, prefix: str) -> None:
         assert len(proxy.requests) == 5
 
 
+def test_encryption_is_asked_for_on_every_write(server: S3Server, prefix: str) -> None:
+    store = S3Store(prefix, server.options | {"sse": "AES256"})
+    store.put_new("small", b"1")
+    store.put("big", bytes(BIG))
+    assert {store._call("head_object", key)["ServerSideEncryption"] for key in ("small", "big")} == {"AES256"}
+    assert store.get("small", max_bytes=1) == b"1"
+
+
 # -- keys ---------------------------------------------------------------------------------------
 
 

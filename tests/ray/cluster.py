@@ -88,6 +88,7 @@ def two_nodes(env: Mapping[str, str], cpus_per_node: int = 1) -> Iterator[Cluste
     # Sockets of Ray have paths of at most 107 bytes, which rules out the folders of pytest.
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     client = {**os.environ, **env, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    client["PYTHONPATH"] = str(ROOT)  # as if the package, and the jobs of the tests, were installed on every node
     client["PATH"] = f"{Path(sys.executable).parent}:{client.get('PATH', '')}"  # jobs run `python` by its name
     client.pop("RAY_ADDRESS", None)
     port, dashboard_port = free_port(), free_port()

@@ -178,15 +178,14 @@ def test_a_driver_killed_midway_is_taken_up_by_the_next(
 def test_relative_paths_are_those_of_the_driver(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "x").write_bytes(bytes(range(256)) * 100)
-    env = {**cluster.env, "PYTHONPATH": str(ROOT)}
     for arguments in (("archive", "in", "place"), ("verify", "place"), ("restore", "place", "out")):
         command = [sys.executable, "-m", "pipeline", *arguments, "--ray", cluster.address, "--quiet"]
-        subprocess.run(command, env=env, cwd=tmp_path, timeout=120, check=True)
+        subprocess.run(command, env=dict(cluster.env), cwd=tmp_path, timeout=120, check=True)
     assert (tmp_path / "out" / "x").read_bytes() == (tmp_path / "in" / "x").read_bytes()
 
 
 def test_a_job_is_small_runs_its_own_code_and_fails_with_its_command(cluster: Cluster, tmp_path: Path) -> None:
-    """The package holds the source alone, and no checkout on the nodes is needed."""
+    """The package holds the source alone, and goes before what is installed on the nodes."""
     code = "import pipeline, os, sys; print(pipeline.__file__, *os.listdir()); sys.exit(10)"
     command = cluster.submit("python", "-c", code, runtime_env=ROOT / "deploy" / "runtime_env.yaml")
     finished = subprocess.run(
