@@ -138,7 +138,7 @@ def encoding_table(
         table[symbols[i]] = (np.uint64(codes[i]) << np.uint64(64 - lengths[i])) | np.uint64(lengths[i])
 
 
-@kernel("single", "many", "by_length", "ordered")
+@kernel("single", "many")
 def decoding_tables(
     symbols: NDArray[np.int64],
     lengths: NDArray[np.int64],
@@ -146,8 +146,6 @@ def decoding_tables(
     word_bytes: int,
     single: NDArray[np.uint32],
     many: NDArray[np.uint64],
-    by_length: NDArray[np.int64],
-    ordered: NDArray[np.uint16],
 ) -> None:
     """Set the tables of a decoder from a complete code of at least two symbols.
 
@@ -156,31 +154,16 @@ def decoding_tables(
     symbols, lengths, codes : int64 arrays, shape (m,)
     word_bytes : int
         1 or 2: bytes of a word's container.
-    single : uint32 array, shape (2**PRIMARY_BITS,), zeroed
-        Scratch: the first code alone, ``symbol << 8 | length``, 0 where it is longer.
+    single : uint32 array, shape (2**longest,), where no code is longer than `longest` >= `PRIMARY_BITS`
+        For each `longest` bits the first code in them, ``symbol << 8 | length``.
     many : uint64 array, shape (2**PRIMARY_BITS,)
         As in the module's docstring.
-    by_length : int64 array, shape (2, MAX_LENGTH + 1), zeroed
-        For each length how many codes there are, and where its symbols start in `ordered`.
-    ordered : uint16 array, shape (m,)
-        Symbols in the order of their codes.
     """
     for i in range(symbols.size):
-        length = lengths[i]
-        by_length[0, length] += 1
-        if length <= PRIMARY_BITS:
-            entry = np.uint32(symbols[i] << 8 | length)
-            step = 1 << length
-            for index in range(codes[i], 1 << PRIMARY_BITS, step):
-                single[index] = entry
-    start = np.int64(0)
-    for length in range(MAX_LENGTH + 1):
-        by_length[1, length] = start
-        start += by_length[0, length]
-    place = by_length[1].copy()
-    for i in range(symbols.size):
-        ordered[place[lengths[i]]] = symbols[i]
-        place[lengths[i]] += 1
+        entry = np.uint32(symbols[i] << 8 | lengths[i])
+        step = 1 << lengths[i]
+        for index in range(codes[i], single.size, step):
+            single[index] = entry
     most = 6 // word_bytes
     word_bits = np.uint64(8 * word_bytes)
     for index in range(1 << PRIMARY_BITS):
@@ -190,7 +173,7 @@ def decoding_tables(
         while n < most:
             found = np.int64(single[rest])
             length = found & 255
-            if length == 0 or length > left:
+            if length > left:
                 break
             entry |= np.uint64(found >> 8) << at
             at += word_bits
@@ -294,19 +277,10 @@ def encode_block(
 
 
 @inlined
-def _one(payload: Any, bit: Any, by_length: Any, ordered: Any) -> Any:
-    """Decode one word bit by bit; return it and the bit after it."""
-    bits = peek(payload, np.int64(bit))
-    code, first = np.int64(0), np.int64(0)
-    for length in range(1, MAX_LENGTH + 1):
-        code |= np.int64(bits & np.uint64(1))
-        bits >>= np.uint64(1)
-        n = by_length[0, length]
-        if code - first < n:
-            return ordered[by_length[1, length] + code - first], bit + np.uint64(length)
-        first = (first + n) << 1
-        code <<= 1
-    return ordered[0], bit + np.uint64(MAX_LENGTH)  # never: the code is complete
+def _one(payload: Any, bit: Any, single: Any) -> Any:
+    """Decode one word; return it and the bit after it."""
+    entry = np.int64(single[peek(payload, np.int64(bit)) & np.uint64(single.size - 1)])
+    return entry >> 8, bit + np.uint64(entry & 255)
 
 
 @inlined
@@ -347,9 +321,9 @@ def _rounds(payload: Any, bit: Any, o: Any, end: Any) -> Any:
 
 
 @inlined
-def _longer(payload: Any, bit: Any, by_length: Any, ordered: Any, words: Any, o: Any) -> Any:
+def _longer(payload: Any, bit: Any, single: Any, words: Any, o: Any) -> Any:
     """Decode the code that stopped `_many`."""
-    word, bit = _one(payload, bit, by_length, ordered)
+    word, bit = _one(payload, bit, single)
     words[np.int64(o) // words.itemsize] = word
     return bit, o + np.uint64(words.itemsize)
 
@@ -360,8 +334,7 @@ def _finish(
     bit: Any,
     end_byte: Any,
     table: Any,
-    by_length: Any,
-    ordered: Any,
+    single: Any,
     out: Any,
     words: Any,
     o: Any,
@@ -376,11 +349,11 @@ def _finish(
         for _ in range(rounds):
             step, bit, o = _many(payload, bit, table, out, o)
             if not step:
-                bit, o = _longer(payload, bit, by_length, ordered, words, o)
+                bit, o = _longer(payload, bit, single, words, o)
     stop = np.uint64(8 * end_byte)
     i = np.int64(o) // word_bytes
     while i < end // word_bytes and bit < stop:
-        words[i], bit = _one(payload, bit, by_length, ordered)
+        words[i], bit = _one(payload, bit, single)
         i += 1
     if i != end // word_bytes or bit > stop or stop - bit > np.uint64(7):
         return -1
@@ -392,8 +365,7 @@ def decode_block(
     payload: NDArray[np.uint8],
     starts: NDArray[np.int64],
     table: NDArray[np.uint64],
-    by_length: NDArray[np.int64],
-    ordered: NDArray[np.uint16],
+    single: NDArray[np.uint32],
     out: NDArray[np.uint8],
     words: NDArray[Any],
 ) -> int:
@@ -405,15 +377,13 @@ def decode_block(
         Holds the streams; nothing outside it is read.
     starts : int64 array, shape (5,) or (2,)
         Byte where each stream starts and where the last one ends, ascending, all inside `payload`.
-    table, by_length, ordered
+    many, single
         Of `decoding_tables`.
     out, words : uint8 array and Words of the same memory
         The block; all of it is written on success, nothing outside it ever.
     """
     if starts.size != STREAMS + 1:
-        return _finish(
-            payload, np.uint64(8 * starts[0]), starts[1], table, by_length, ordered, out, words, np.uint64(0), out.size
-        )
+        return _finish(payload, np.uint64(8 * starts[0]), starts[1], table, single, out, words, np.uint64(0), out.size)
     word_bytes = words.itemsize
     step = (words.size + STREAMS - 1) // STREAMS * word_bytes
     pa, pb, pc, pd = (
@@ -439,14 +409,14 @@ def decode_block(
             sc, pc, oc = _many(payload, pc, table, out, oc)
             sd, pd, od = _many(payload, pd, table, out, od)
             if not sa:
-                pa, oa = _longer(payload, pa, by_length, ordered, words, oa)
+                pa, oa = _longer(payload, pa, single, words, oa)
             if not sb:
-                pb, ob = _longer(payload, pb, by_length, ordered, words, ob)
+                pb, ob = _longer(payload, pb, single, words, ob)
             if not sc:
-                pc, oc = _longer(payload, pc, by_length, ordered, words, oc)
+                pc, oc = _longer(payload, pc, single, words, oc)
             if not sd:
-                pd, od = _longer(payload, pd, by_length, ordered, words, od)
-    status = _finish(payload, pa, starts[1], table, by_length, ordered, out, words, oa, step)
-    status |= _finish(payload, pb, starts[2], table, by_length, ordered, out, words, ob, 2 * step)
-    status |= _finish(payload, pc, starts[3], table, by_length, ordered, out, words, oc, 3 * step)
-    return status | _finish(payload, pd, starts[4], table, by_length, ordered, out, words, od, out.size)
+                pd, od = _longer(payload, pd, single, words, od)
+    status = _finish(payload, pa, starts[1], table, single, out, words, oa, step)
+    status |= _finish(payload, pb, starts[2], table, single, out, words, ob, 2 * step)
+    status |= _finish(payload, pc, starts[3], table, single, out, words, oc, 3 * step)
+    return status | _finish(payload, pd, starts[4], table, single, out, words, od, out.size)

@@ -95,17 +95,13 @@ class _Source(BlockSource):
         self._payload = payload
         self._starts = starts
         self._many = np.empty(1 << PRIMARY_BITS, np.uint64)
-        self._by_length = np.zeros((2, MAX_LENGTH + 1), np.int64)
-        self._ordered = np.empty(symbols.size, np.uint16)
-        single = np.zeros(1 << PRIMARY_BITS, np.uint32)
-        word_bytes = container(stream.width_bits).itemsize
-        decoding_tables(symbols, lengths, codes, word_bytes, single, self._many, self._by_length, self._ordered)
+        self._single = np.empty(1 << max(PRIMARY_BITS, int(lengths.max())), np.uint32)
+        decoding_tables(symbols, lengths, codes, container(stream.width_bits).itemsize, self._single, self._many)
 
     def decode_block(self, index: int, out: Words) -> None:
         first = index * STREAMS
         starts = self._starts[first : first + streams_of(out.size) + 1]
-        tables = self._many, self._by_length, self._ordered
-        if decode_block(self._payload, starts, *tables, out.view(np.uint8), out):
+        if decode_block(self._payload, starts, self._many, self._single, out.view(np.uint8), out):
             raise FormatError("Huffman streams that end where they should", "damaged ones", f"block {index}")
 
 

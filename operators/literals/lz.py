@@ -9,19 +9,19 @@ import zstandard
 
 from operators.base import Encoding, Plan, Profile, Source, Stream, Writer
 from operators.errors import FormatError
+from operators.kernels.histogram import histogram
 from operators.literals.tables import log2_q16
 from operators.words import Bytes, Words
 
 MAX_WINDOW_LOG = 27
 """A reader grants 2 to this many bytes of window, and no more than the literal has."""
 TRIAL_BYTES = 16 << 10
-"""Bytes of the first block that decide whether the rest is worth trying."""
+"""Bytes that are tried first; then the first block decides whether the rest is worth trying."""
 TRIAL_GAIN = 32
-"""The trial has to save one part in this many of what coding each byte plane by its frequencies takes."""
+"""LZ has to save one part in this many of what coding words, or planes of bytes, by their frequencies takes."""
 _TRIAL_LEVEL = 1
 _LEVELS = ((2 << 20, 19), (1 << 62, 12))
 """Level of literals up to so many bytes. As the parts above, revisions of the writer may change them."""
-_GIVE_UP_BYTES = 4 << 20
 _READ_BYTES = 128 << 10
 _SINGLE_SEGMENT_FLAG = 32
 
@@ -42,22 +42,25 @@ class LzTrial:
         self._always = always
         self._compressor: zstandard.ZstdCompressionObj | None = None
         self._tried = False
-        self._taken = 0
+        self._made_bytes = 0
+        self._most_bytes = 0
         self._parts: list[bytes] = []
 
     def add(self, words: Words) -> None:
         """Compress the next words; `words` is not kept."""
         if not self._tried and words.size:
             self._tried = True
-            if self._always or _is_worth_while(words[: TRIAL_BYTES // words.itemsize]):
+            start = words[: TRIAL_BYTES // words.itemsize]
+            if self._always or (_is_worth_while(start) and _is_worth_while(words)):
                 self._compressor = _compressor(self._stream.n_bytes).compressobj(size=self._stream.n_bytes)
         if self._compressor is not None:
             self._parts.append(self._compressor.compress(words.view(np.uint8).data))
-            self._taken += words.nbytes
-            # The trial was no example of the rest: stop before noise takes seconds.
-            made = sum(map(len, self._parts))
-            if not self._always and self._taken >= _GIVE_UP_BYTES and made > self._taken - self._taken // TRIAL_GAIN:
+            self._made_bytes += len(self._parts[-1])
+            # The first block was no example of the rest: stop before noise takes seconds. What was made lags
+            # behind what was taken by a block.
+            if not self._always and self._made_bytes > self._most_bytes > 0:
                 self._compressor = None
+            self._most_bytes += _most_bytes(words)
 
     def finish(self) -> bytes | None:
         """Return the payload, or None."""
@@ -65,16 +68,24 @@ class LzTrial:
 
 
 def _is_worth_while(words: Words) -> bool:
-    planes = words.view(np.uint8).reshape(-1, words.itemsize)
+    return len(zstandard.ZstdCompressor(level=_TRIAL_LEVEL).compress(words.view(np.uint8).data)) < _most_bytes(words)
+
+
+def _most_bytes(words: Words) -> int:
+    """Return what LZ may take of `words`."""
+    if words.itemsize <= 2:
+        planes = [words]
+    else:
+        bytes_of_words = words.view(np.uint8).reshape(-1, words.itemsize)
+        planes = [np.ascontiguousarray(bytes_of_words[:, k]) for k in range(words.itemsize)]
     log_total = int(log2_q16(np.array([words.size]))[0])
     bits_q16 = 0
-    for k in range(words.itemsize):
-        counts = np.bincount(planes[:, k])
+    for plane in planes:
+        counts = histogram(plane, 8 * plane.itemsize)
         live = counts[counts > 0]
         bits_q16 += words.size * log_total - int(live @ log2_q16(live))
     order_0_bytes = bits_q16 >> 19
-    n_bytes = len(zstandard.ZstdCompressor(level=_TRIAL_LEVEL).compress(words.view(np.uint8).data))
-    return n_bytes < order_0_bytes - order_0_bytes // TRIAL_GAIN
+    return order_0_bytes - order_0_bytes // TRIAL_GAIN
 
 
 def _compressor(n_bytes: int) -> zstandard.ZstdCompressor:

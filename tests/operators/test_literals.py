@@ -303,12 +303,17 @@ def test_frames_beyond_the_promise_are_refused() -> None:
         decode(encoding, compressor.compress(bytes(1000)) + compressor.flush(), stream)
 
 
-def test_lz_gives_up_on_what_only_starts_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lz, "_GIVE_UP_BYTES", 1 << 18)
-    stream = Stream(8, 1 << 20)
-    words = np.random.default_rng(1).integers(0, 256, 1 << 20).astype(np.uint8)
-    words[: 1 << 15] = 0
-    assert plan_of(ENCODINGS_BY_NAME["lz"], words, stream) is None
+def test_lz_gives_up_on_what_only_starts_well() -> None:
+    words = np.random.default_rng(1).integers(0, 16, 40 * BLOCK_WORDS).astype(np.uint8)
+    for n_good, n_most in ((lz.TRIAL_BYTES, 0), (BLOCK_WORDS, 3)):
+        words[:n_good] = 0
+        trial = lz.LzTrial(Stream(8, words.size))
+        n_started = 0
+        for block in blocks(words):
+            trial.add(block)
+            n_started += trial._compressor is not None
+        assert n_started <= n_most
+        assert trial.finish() is None
 
 
 def test_reads_beyond_the_end_are_refused() -> None:
