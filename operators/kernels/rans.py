@@ -40,19 +40,33 @@ def normalise(counts: NDArray[np.int64], bits: int, frequencies: NDArray[np.int6
 
     Notes
     -----
-    Rounded to the nearest first. Every step then gives a slot to the word that gains most by it, or takes one from
-    the word that loses least: words are compared by ``count / (2 * frequency +- 1)``, the slope of
-    ``count * log(frequency)`` half-way, exactly and with ties to the first.
+    Words that are too rare for a slot get one; what is left is shared among the others in proportion, which
+    may make more of them too rare. Shares are rounded to the nearest. Every step then gives a slot to the
+    word that gains most by it, or takes one from the word that loses least: words are compared by
+    ``count / (2 * frequency +- 1)``, the slope of ``count * log(frequency)`` half-way, exactly and with ties
+    to the first.
     """
     m = counts.size
     total = np.int64(0)
     for i in range(m):
+        frequencies[i] = 0
         total += counts[i]
-    left = np.int64(1) << bits
+    slots = np.int64(1) << bits
+    n_rare = -1
+    while n_rare != 0:
+        n_rare, rare = 0, np.int64(0)
+        for i in range(m):
+            if frequencies[i] == 0 and counts[i] * slots < total:
+                frequencies[i] = 1
+                n_rare += 1
+                rare += counts[i]
+        slots -= n_rare
+        total -= rare
+    left = slots
     for i in range(m):
-        share = ((counts[i] << (bits + 1)) + total) // (2 * total)
-        frequencies[i] = max(share, np.int64(1))
-        left -= frequencies[i]
+        if frequencies[i] == 0:
+            frequencies[i] = (2 * counts[i] * slots + total) // (2 * total)
+            left -= frequencies[i]
     while left != 0:
         # Several words a round where many slots are to move; the last ones go one by one.
         step = max(abs(left) // m, np.int64(1))

@@ -132,8 +132,16 @@ def huffman(words: Sequence[int]) -> bytes:
 
 
 def frequencies(counts: Sequence[int], bits: int) -> list[int]:
-    total = sum(counts)
-    made = [max(1, ((count << bits + 1) + total) // (2 * total)) for count in counts]
+    made = [0] * len(counts)
+    while True:
+        slots = (1 << bits) - sum(made)
+        total = sum(count for count, f in zip(counts, made, strict=True) if not f)
+        rare = [i for i, count in enumerate(counts) if not made[i] and Fraction(count * slots, total) < 1]
+        if not rare:
+            break
+        for i in rare:
+            made[i] = 1
+    made = [f or int(Fraction(count * slots, total) + Fraction(1, 2)) for count, f in zip(counts, made, strict=True)]
     while (left := (1 << bits) - sum(made)) != 0:
         step = max(abs(left) // len(counts), 1)
         if left > 0:
