@@ -83,7 +83,7 @@ def literal_cost(summary: Summary, stream: Stream, lz_q8: int | None = None) -> 
     if n == 0 or n_sample == 0:
         return LiteralCost(literal_q8(0), encoding, 0)
     floor = min(best, summary.entropy_q20 * n // n_sample >> 12)
-    if summary.huffman_bits >= 0 and (n == n_sample or GUARD * summary.live <= n_sample):
+    if summary.huffman_bits >= 0:
         huffman, rans = _coded_q8(summary, stream)
         if huffman < best:
             best, encoding = huffman, "huffman"

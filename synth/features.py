@@ -25,6 +25,8 @@ from synth.logs import LOGS, SMOOTH_LOGS, log_q20
 NARROW_BITS = 16
 """Words up to this width are counted in a table of all words; literals of wider ones are not entropy-coded."""
 
+GUARD = 6
+"""Words of a sample per live symbol, at least, where an alphabet is to be entropy-coded: else its table is unknown."""
 MAX_DISTINCT = 4096
 """Wide words are counted up to so many different ones."""
 MAX_CUT_WORDS = 4096
@@ -85,7 +87,7 @@ class Summary:
         return self.live + self.once * (self.once - 1) // (2 * (self.twice + 1))
 
 
-def summarise(words: Words, shift: int, width_bits: int) -> Summary:
+def summarise(words: Words, shift: int, width_bits: int, *, whole: bool = True) -> Summary:
     """Count the bit field of `width_bits` at `shift` of all words.
 
     Parameters
@@ -94,18 +96,22 @@ def summarise(words: Words, shift: int, width_bits: int) -> Summary:
     shift : int
         0 where the field is wider than `NARROW_BITS`: such a field is counted after it has been cut out.
     width_bits : int
+    whole : bool
+        Whether `words` are all there are. A part has to show each field `GUARD` times, as a mean, before the
+        cost of a code is worked out.
     """
     n = words.size
     log_total = log_q20(n)
     if width_bits <= NARROW_BITS:
-        counts, live_counts = _scratch()
+        counts, (live_counts, places) = _scratch()
         sums = np.empty(12, np.int64)
-        tally(words, shift, mask_of(width_bits), counts[0], live_counts, log_total, LOGS, SMOOTH_LOGS, sums)
+        max_live = n if whole else n // GUARD
+        tables = counts[0], live_counts, places
+        tally(words, shift, mask_of(width_bits), *tables, max_live, log_total, LOGS, SMOOTH_LOGS, sums)
         live, once, twice, plain, smooth, largest, gaps, lengths, frequencies, rare, equal, varying = sums.tolist()
-        whole = n * log_total
-        plain, smooth = max(0, whole - plain), max(0, whole - smooth)
+        plain, smooth = max(0, n * log_total - plain), max(0, n * log_total - smooth)
         huffman = n if live == 2 else 0 if live < 2 else -1
-        if live > 2 and plain * 1024 < (n * largest.bit_length() << LOG_SCALE_BITS) * 1023:
+        if 2 < live <= max_live and plain * 1024 < (n * largest.bit_length() << LOG_SCALE_BITS) * 1023:
             ascending = np.sort(live_counts[:live])
             huffman = int(huffman_bits(ascending, live_counts[:live]))
         table_bits = gaps, lengths, frequencies
@@ -143,9 +149,10 @@ _THREAD = threading.local()
 
 
 def _scratch() -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return two tables of zeros and one of anything, all of `NARROW_BITS`: this thread's own, made once."""
+    """Return two tables of zeros and two of anything, for `NARROW_BITS`: this thread's own, made once."""
     if not hasattr(_THREAD, "scratch"):
-        _THREAD.scratch = np.zeros((2, 1 << NARROW_BITS), np.int32), np.empty(1 << NARROW_BITS, np.int64)
+        size = 1 << NARROW_BITS
+        _THREAD.scratch = np.zeros((2, size), np.int32), np.empty((2, size + 1), np.int64)
     scratch: tuple[NDArray[np.int32], NDArray[np.int64]] = _THREAD.scratch
     return scratch
 

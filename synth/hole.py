@@ -128,7 +128,7 @@ class Hole:
             sample, shift, width = source, 0, source.stream.width_bits
         self.stream = Stream(width, sample.stream.n_words)
         self.columns = sample.columns
-        self.summary: Summary = summarise(sample.words, shift, width)
+        self.summary: Summary = summarise(sample.words, shift, width, whole=sample.exact)
         near = nearness(sample.words, shift, width, *sample.row_below) if width > 1 and not closed else (0, 0)
         self.features: Features = features(self.summary, self.stream, near)
         self.region = region

@@ -18,13 +18,15 @@ LOG_TABLE_SIZE = (1 << 16) + 1
 """Entries of a table of logarithms, from 0."""
 
 
-@kernel("counts", "live", "sums")
+@kernel("counts", "live", "places", "sums")
 def tally(
     words: Any,
     shift: int,
     mask: int,
     counts: Any,
     live: Any,
+    places: Any,
+    max_live: int,
     log_total: int,
     logs: Any,
     smooth_logs: Any,
@@ -40,8 +42,11 @@ def tally(
         `mask` has at most 16 bits.
     counts : int32 array, more than `mask` of them
         Zeros, and left so.
-    live : int64 array, as many
-        Its first ``sums[0]`` are set to the counts that are not zero, in the order of the fields.
+    live, places : int64 arrays, one more than of `counts`
+        Their first ``sums[0]`` are set to the counts that are not zero, in the order of the fields, and to the
+        fields.
+    max_live : int
+        Live fields beyond which no table is costed: its sums are those of no fields.
     log_total : int
         Logarithm of ``words.size``.
     logs, smooth_logs : int64 arrays, shape (LOG_TABLE_SIZE,)
@@ -80,19 +85,19 @@ def tally(
     level = 0
     rare = 0
     for symbol in range(mask + 1):
-        if counts[symbol] == 0:
-            continue
         x = np.int64(counts[symbol])
-        counts[symbol] = 0
+        # Written in any case, and kept where it counts: a branch would be mispredicted in noise.
         live[n_live] = x
-        n_live += 1
+        places[n_live] = symbol
+        n_live += x != 0
+        counts[symbol] = 0
+    n_live = int(n_live)
+    for k in range(n_live):
+        x = live[k]
         if x == 1:
             once += 1
         elif x == 2:
             twice += 1
-        share = (x << 24) // total
-        if share < 1024:
-            rare += 1024 - share
         y = x
         up = 0
         while y > 65536:
@@ -101,12 +106,17 @@ def tally(
         log = logs[y] + (up << 20)
         plain += x * log
         smooth += x * (smooth_logs[y] + (up << 20))
-        gap = symbol - last
-        last = symbol
+        if n_live > max_live:
+            continue
+        gap = places[k] - last
+        last = places[k]
         gap_bits -= 1
         while gap:
             gap_bits += 2
             gap >>= 1
+        share = (x << 24) // total
+        if share < 1024:
+            rare += 1024 - share
         length = (log_total - log + (1 << 19)) >> 20
         if length < 1:
             length = 1
@@ -127,7 +137,7 @@ def tally(
     sums[2] = twice
     sums[3] = plain
     sums[4] = smooth
-    sums[5] = max(0, last)
+    sums[5] = places[n_live - 1] if n_live else 0
     sums[6] = gap_bits
     sums[7] = level_bits
     sums[8] = value_bits

@@ -116,7 +116,7 @@ def test_a_search_for_periods_ends_on_words_that_nearly_repeat() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["exp_avg", "2 of 4 zero", "codebook of 256", "skewed nibbles", "E8M0 scales", "sines"]
+    "name", ["exp_avg", "2 of 4 zero", "codebook of 256", "skewed nibbles", "E8M0 scales", "exp_avg_sq"]
 )
 def test_costs_of_whole_literals_are_within_three_thousandths(name: str) -> None:
     # Compared over all fields that the catalogue makes of a tensor, LZ left out; 24 bytes are rounding.
@@ -127,7 +127,7 @@ def test_costs_of_whole_literals_are_within_three_thousandths(name: str) -> None
         step = production.step(root)
         expansion = step.expand(root) if step is not None else None
         for hole in expansion[1] if expansion else ():
-            if hole.stream.n_words < 4096 or hole.summary.live > 4096:
+            if hole.stream.n_words < 4096 or hole.summary.live > 1024:
                 continue
             exact, encoding = exact_literal(hole.sample.words, hole.stream)
             if encoding == "lz":
@@ -137,7 +137,7 @@ def test_costs_of_whole_literals_are_within_three_thousandths(name: str) -> None
             within = 0.003 if found.encoding == encoding else 0.003 + 1 / RANS_GAIN
             assert abs(found.bits_q8 - exact) <= within * exact + 24 * cost.BYTE_Q8, (hole.tag, found.bits_q8 / exact)
             compared += 1
-    assert compared >= 10
+    assert compared >= 8
 
 
 @given(KIND, st.sampled_from((1, 5, 8, 16)), st.integers(1, 2000), SEED)
@@ -152,7 +152,7 @@ def test_a_sample_estimates_the_whole() -> None:
     rng = np.random.default_rng(0)
     words = np.clip(rng.normal(120, 4, 1 << 20), 0, 255).astype(np.uint8)
     whole = literal_cost(summarise(words, 0, 8), Stream(8, words.size)).bits_q8
-    part = literal_cost(summarise(words[::64].copy(), 0, 8), Stream(8, words.size)).bits_q8
+    part = literal_cost(summarise(words[::64].copy(), 0, 8, whole=False), Stream(8, words.size)).bits_q8
     assert abs(part / whole - 1) < 0.005
 
 
