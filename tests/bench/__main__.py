@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from tests.bench import files, memory, sizes, speed
+from tests.bench import files, memory, sizes, speed, synthesis
 from tests.bench.report import Table, save
 from tests.processes import ROOT
 
@@ -13,10 +13,11 @@ TABLES: dict[str, Callable[[], Table]] = {
     "sizes": sizes.table,
     "speed": speed.table,
     "files": files.table,
+    "search": synthesis.table,
     "memory": memory.table,
     "peers": sizes.measure_peers,
 }
-DEFAULT = ("sizes", "speed", "files")
+DEFAULT = ("sizes", "speed", "files", "search")
 """What `make bench` measures unless told otherwise; `memory` writes 6 GB, `peers` compresses for minutes."""
 
 
