@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from operators.kernels.jit import kernel
+from operators.kernels.jit import inlined, kernel
 from operators.kernels.lanes import HAS_BIT_GATHER, gather_bits, scatter_bits
 from operators.kernels.memory import load_u64, store_u64
 
@@ -23,25 +23,25 @@ _EVEN_16 = np.uint64(0x0000FFFF0000FFFF)
 _EVEN_32 = np.uint64(0x00000000FFFFFFFF)
 
 
+@inlined
+def pack_8(eight: Any, w: Any) -> Any:
+    """Return eight words of `w` bits (up to 7), one per byte of `eight`, side by side."""
+    if HAS_BIT_GATHER:
+        return gather_bits(eight, ((np.uint64(1) << w) - np.uint64(1)) * _EACH_8)
+    eight = (eight & _EVEN_8) | ((eight & ~_EVEN_8) >> (np.uint64(8) - w))
+    eight = (eight & _EVEN_16) | ((eight & ~_EVEN_16) >> (np.uint64(16) - w - w))
+    return (eight & _EVEN_32) | ((eight & ~_EVEN_32) >> (np.uint64(32) - np.uint64(4) * w))
+
+
 @kernel("out")
 def pack_u8(words: NDArray[np.uint8], width: int, out: NDArray[np.uint8]) -> int:
     """Pack whole groups of 8 words of 1 to 7 bits while 8 bytes of `out` are left; return the words packed."""
     w = np.uint64(width)
-    s8, s16, s32 = np.uint64(8) - w, np.uint64(16) - w - w, np.uint64(32) - np.uint64(4) * w
     n_groups = 0
     if out.size >= 8:
         n_groups = min(words.size >> 3, (out.size - 8) // width + 1)
-    if HAS_BIT_GATHER:
-        mask = ((np.uint64(1) << w) - np.uint64(1)) * _EACH_8
-        for g in range(n_groups):
-            store_u64(out, np.uint64(g * width), gather_bits(load_u64(words, np.uint64(g * 8)), mask))
-    else:
-        for g in range(n_groups):
-            x = load_u64(words, np.uint64(g * 8))
-            x = (x & _EVEN_8) | ((x & ~_EVEN_8) >> s8)
-            x = (x & _EVEN_16) | ((x & ~_EVEN_16) >> s16)
-            x = (x & _EVEN_32) | ((x & ~_EVEN_32) >> s32)
-            store_u64(out, np.uint64(g * width), x)
+    for g in range(n_groups):
+        store_u64(out, np.uint64(g * width), pack_8(load_u64(words, np.uint64(g * 8)), w))
     return n_groups * 8
 
 
