@@ -67,9 +67,7 @@ def tensors(name: str, skip: int, count: int) -> list[Tensor]:
     queues = [strata[key] for key in sorted(strata)]
     taken: list[Tensor] = []
     while any(queues) and len(taken) < skip + count:
-        for queue in queues:
-            if queue:
-                taken.append(queue.pop(len(queue) // 2))
+        taken.extend(queue.pop(len(queue) // 2) for queue in queues if queue)
     return taken[skip : skip + count] or taken[:count]
 
 
