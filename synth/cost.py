@@ -24,8 +24,9 @@ from synth.logs import log_q20
 Q8 = 256
 """Costs are integers in units of ``1 / Q8`` bit."""
 BYTE_Q8 = 8 * Q8
-GUARD = 32
-"""Words of a sample per live symbol, at least, where an alphabet is to be entropy-coded."""
+TRUSTED_LIVE = 1024
+"""A sample tells the code of an alphabet up to this size. A larger one has a tail that it does not show, and each
+word of the tail takes a part of the code space: such an alphabet has to be seen all but whole."""
 HUFFMAN_FIXED_BITS = 80
 """Head of a table, sizes of streams, bits left over."""
 RANS_FIXED_BITS = 32
@@ -83,7 +84,9 @@ def literal_cost(summary: Summary, stream: Stream, lz_q8: int | None = None) -> 
     if n == 0 or n_sample == 0:
         return LiteralCost(literal_q8(0), encoding, 0)
     floor = min(best, summary.entropy_q20 * n // n_sample >> 12)
-    if summary.huffman_bits >= 0:
+    tail = summary.chao - summary.live
+    known = n == n_sample or summary.chao <= TRUSTED_LIVE or 16 * tail <= summary.live
+    if known and summary.huffman_bits >= 0:
         huffman, rans = _coded_q8(summary, stream)
         if huffman < best:
             best, encoding = huffman, "huffman"
