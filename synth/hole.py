@@ -92,13 +92,15 @@ class Hole:
         Tried so far.
     refused : list of str
         Productions that were tried and did not apply.
+    plain_q8 : int
+        Cost of a literal without LZ.
     cut_order : list of int or None
         Cuts of the words in two, the best first, once they have been ranked.
     """
 
     __slots__ = (
         "best_edge", "best_q8", "closed", "columns", "cut_order", "depth", "edges", "features", "is_float", "literal",
-        "parent", "path_q10", "refused", "region", "setting", "source", "stream", "summary", "tag",
+        "parent", "path_q10", "plain_q8", "refused", "region", "setting", "source", "stream", "summary", "tag",
     )  # fmt: skip
 
     def __init__(
@@ -132,7 +134,9 @@ class Hole:
         near = nearness(sample.words, shift, width, *sample.row_below) if width > 1 and not closed else (0, 0)
         self.features: Features = features(self.summary, self.stream, near)
         self.region = region
-        self.literal: LiteralCost = self._with_lz(literal_cost(self.summary, self.stream))
+        plain = literal_cost(self.summary, self.stream)
+        self.plain_q8 = plain.bits_q8
+        self.literal: LiteralCost = self._with_lz(plain)
         self.best_q8 = self.literal.bits_q8
         self.best_edge: Edge | None = None
         self.edges: list[Edge] = []

@@ -120,11 +120,12 @@ def finish(
     if root.exact and len(close) > 1:
         found = _ranked(root, close, exact=True) + found[len(close) :]
     winner = found[0]
+    literals = [one for one in found if one.template is None or one.template.is_literal]
     synthesis = Synthesis(
         fit(winner.template, words, root.stream, columns),
         winner.template,
         winner,
-        next((one.cost_q8 for one in found if one.template is None), root.literal.bits_q8),
+        root.literal.bits_q8 if not literals else literals[0].cost_q8,
         tuple(found[1:]),
         search.expansions,
         budget,

@@ -8,9 +8,10 @@ import numpy as np
 
 from operators.base import Stream
 from operators.errors import FormatError
-from operators.program import LIT, Node
+from operators.program import LIT, Literal, Node
 from operators.words import Words, container
 from synth.cost import exact_literal
+from synth.features import FLAT, NARROW_BITS
 from synth.grammar import CONSTANT
 from synth.hole import Hole
 from synth.prior import CERTAIN
@@ -19,29 +20,43 @@ from synth.steps import Constant, Step
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A step and what is below it; None stands for a literal.
+    """A step and what is below it; None stands for a literal whose encoding the emitter chooses.
 
     Attributes
     ----------
     name : str
         The production.
+    step : Step or None
+        None for a literal whose encoding the search has settled: its name is that of the template.
     prior_q10 : int
         -log2 of the chance that the prior gave it, in 1/1024 bit.
     """
 
     name: str
-    step: Step
+    step: Step | None
     children: tuple[Template | None, ...]
     prior_q10: int
 
     @property
+    def is_literal(self) -> bool:
+        """Whether this is no operator but a literal with a settled encoding."""
+        return self.step is None
+
+    @property
     def fixed(self) -> bool:
         """Whether the program is the same for all words of a shape."""
-        return self.step.fixed and all(child is None or child.fixed for child in self.children)
+        return (self.step is None or self.step.fixed) and all(child is None or child.fixed for child in self.children)
 
     def __str__(self) -> str:
+        if self.step is None:
+            return self.name
         below = ", ".join("lit" if child is None else str(child) for child in self.children)
         return f"{self.step.label}({below})" if below else self.step.label
+
+
+LZ, RAW, BITPACK = (Template(encoding, None, (), 0) for encoding in ("lz", "raw", "bitpack"))
+LZ_BYTES = 4 << 20
+"""LZ is slow: a literal of more bytes has to promise more before the search insists on it."""
 
 
 def template_of(hole: Hole) -> Template | None:
@@ -88,14 +103,14 @@ def weigh(hole: Hole, template: Template | None, *, exact: bool = False) -> Weig
         Weigh literals by the bytes that the emitter will write. All words of `hole` must be at hand; a plan for
         each literal is made.
     """
-    if template is None and hole.exact and hole.summary.live == 1:
+    if hole.exact and hole.summary.live == 1:
         template = _CONST
     if exact:
         literal_q8, encoding = exact_literal(hole.sample.words, hole.stream)
     else:
         literal_q8, encoding = hole.literal.bits_q8, hole.literal.encoding
-    literal = Weighed(None, hole.tag, hole.stream, literal_q8, encoding, ())
-    expansion = None if template is None else template.step.expand(hole)
+    literal = Weighed(_settled(hole, literal_q8, encoding), hole.tag, hole.stream, literal_q8, encoding, ())
+    expansion = None if template is None or template.step is None else template.step.expand(hole)
     if template is None or expansion is None:
         return literal
     cost_q8, holes = expansion
@@ -105,6 +120,27 @@ def weigh(hole: Hole, template: Template | None, *, exact: bool = False) -> Weig
         return literal
     pruned = Template(template.name, template.step, tuple(child.template for child in children), template.prior_q10)
     return Weighed(pruned, hole.tag, hole.stream, cost_q8, "", children)
+
+
+def _settled(hole: Hole, literal_q8: int, encoding: str) -> Template | None:
+    """Return a literal whose encoding the emitter need not choose, or None.
+
+    Matches far apart show on the sample, not in the first block that the emitter tries. Noise in a large
+    stream is not worth counting again. Anything else depends on the segment.
+    """
+    if encoding == "lz":
+        least_q8 = hole.plain_q8 >> (5 if hole.stream.n_bytes <= LZ_BYTES else 3)
+        return LZ if literal_q8 <= hole.plain_q8 - least_q8 else None
+    width_bits = hole.stream.width_bits
+    is_noise = hole.features[0] == (FLAT if width_bits <= NARROW_BITS else 3)
+    if (
+        hole.exact
+        or not is_noise
+        or hole.summary.largest.bit_length() < width_bits
+        or encoding not in ("raw", "bitpack")
+    ):
+        return None
+    return RAW if width_bits in (8, 16, 32, 64) else BITPACK
 
 
 def fit(template: Template | None, words: Words, stream: Stream, columns: int) -> Node:
@@ -121,6 +157,8 @@ def fit(template: Template | None, words: Words, stream: Stream, columns: int) -
     """
     if template is None or stream.n_words == 0:
         return LIT
+    if template.step is None:
+        return Node(Literal(template.name))
     op = template.step.operator(words, stream, columns)
     if op is None:
         return LIT
