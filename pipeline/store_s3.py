@@ -402,6 +402,8 @@ class _S3Writer(WriterBase):
 
     def _complete(self, request: Mapping[str, Any]) -> None:
         store = self._store
+        if not self._overwrite and store._exists(self._key):  # radosgw does not know the condition on this request
+            raise ExistsError("a free key", "an object", self._key)
         try:
             store._call("complete_multipart_upload", self._key, **request)
         except (NotFoundError, ExistsError):
