@@ -156,7 +156,7 @@ class Verifier:
             index = from_parquet(bytes(tail[start - end_bytes : stop - end_bytes]), key)
             known = {(row.file, row.offset_bytes): row for row in index}
             for row in rows:
-                if known.get((row.file, row.offset_bytes)) != replace(row, pack=None, pack_bytes=None):
+                if known.get((row.file, row.offset_bytes)) != replace(row, task=0, pack=None, pack_bytes=None):
                     raise FormatError("this row in the index of the pack", "another or none", f"{key}: {row.where}")
         except ArchiveError as error:
             return [Failed.of(key, error)]
