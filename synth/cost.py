@@ -14,19 +14,18 @@ from dataclasses import dataclass
 
 import zstandard
 
-from operators.base import BLOCK_WORDS, Operator, Stream
-from operators.literals.profile import LZ_GAIN, RANS_GAIN, Profiler, choose
+from operators.base import BLOCK_WORDS, Operator, Profile, Stream
+from operators.kernels.histogram import histogram
+from operators.literals.lz import LzTrial
+from operators.literals.profile import LZ_GAIN, RANS_GAIN, choose
 from operators.literals.rans import RUN_WORDS, lanes_of
 from operators.words import Words
-from synth.features import Summary
+from synth.features import NARROW_BITS, Summary
 from synth.logs import log_q20
 
 Q8 = 256
 """Costs are integers in units of ``1 / Q8`` bit."""
 BYTE_Q8 = 8 * Q8
-TRUSTED_LIVE = 1024
-"""A sample tells the code of an alphabet up to this size. A larger one has a tail that it does not show, and each
-word of the tail takes a part of the code space: such an alphabet has to be seen all but whole."""
 HUFFMAN_FIXED_BITS = 80
 """Head of a table, sizes of streams, bits left over."""
 RANS_FIXED_BITS = 32
@@ -84,9 +83,7 @@ def literal_cost(summary: Summary, stream: Stream, lz_q8: int | None = None) -> 
     if n == 0 or n_sample == 0:
         return LiteralCost(literal_q8(0), encoding, 0)
     floor = min(best, summary.entropy_q20 * n // n_sample >> 12)
-    tail = summary.chao - summary.live
-    known = n == n_sample or summary.chao <= TRUSTED_LIVE or 16 * tail <= summary.live
-    if known and summary.huffman_bits >= 0:
+    if summary.huffman_bits >= 0:
         huffman, rans = _coded_q8(summary, stream)
         if huffman < best:
             best, encoding = huffman, "huffman"
@@ -103,29 +100,46 @@ def _coded_q8(summary: Summary, stream: Stream) -> tuple[int, int]:
     entropy_q20, live = summary.entropy_q20, seen
     if n != n_sample:
         entropy_q20 = max(entropy_q20, summary.smooth_q20)
-        live = min(summary.chao, n, 1 << stream.width_bits)
+        live = min(seen + summary.unseen(n), n, 1 << stream.width_bits)
     gaps, lengths, frequencies = summary.table_bits
     table = min(gaps, seen * ((summary.largest // seen).bit_length() + 2)) + min(lengths, 4 * seen)
     huffman = summary.huffman_bits * Q8 * n // n_sample
     if summary.entropy_q20 and seen > 2:
         # The sample flatters its own code by as much as it flatters its own entropy.
         huffman = huffman * entropy_q20 // summary.entropy_q20
-    huffman += (table * live // seen + HUFFMAN_FIXED_BITS) * Q8
-    # Each word takes at least one of 2**14 frequencies, those too that the sample has missed.
-    missing_q24 = min((1 << 24) - 1, summary.rare_q24 + (live - seen << 10))
-    loss_q20 = log_q20(1 << 24) - log_q20((1 << 24) - missing_q24)
-    rans = entropy_q20 * n // n_sample + n * loss_q20 >> 12
+    # Each word takes at least one of 2**14 frequencies, or of 2**15 places in the space of codes, however rare
+    # it is; those too that the sample has missed.
+    taken_q24 = summary.rare_q24 + (live - seen << 10)
+    huffman += (n * _loss_q20(taken_q24 >> 1) >> 12) + (table * live // seen + HUFFMAN_FIXED_BITS) * Q8
+    rans = entropy_q20 * n // n_sample + n * _loss_q20(taken_q24) >> 12
     rans += rans // RANS_LOSS
     rans += ((table + frequencies) * live // seen + RANS_FIXED_BITS) * Q8
     return huffman, rans + lanes_of(n) * 32 * Q8 * (1 + n // RUN_WORDS)
 
 
-def exact_literal(words: Words, stream: Stream) -> tuple[int, str]:
-    """Return the cost and the encoding of a literal of `words`, the whole of `stream`, as the emitter chooses them."""
-    profiler = Profiler(stream)
-    for start in range(0, words.size, BLOCK_WORDS):
-        profiler.add(words[start : start + BLOCK_WORDS])
-    name, plan = choose(profiler.finish())
+def _loss_q20(taken_q24: int) -> int:
+    """Return the bits per word that are lost where a part of all codes is taken by words that hardly occur."""
+    return log_q20(1 << 24) - log_q20(max(1, (1 << 24) - taken_q24))
+
+
+def exact_literal(words: Words, stream: Stream, *, with_lz: bool) -> tuple[int, str]:
+    """Return the cost and the encoding of a literal of `words`, the whole of `stream`, as the emitter chooses them.
+
+    Parameters
+    ----------
+    words : Words
+    stream : Stream
+    with_lz : bool
+        Whether LZ is tried too, which is slow.
+    """
+    counts = histogram(words, stream.width_bits) if stream.width_bits <= NARROW_BITS else None
+    payload = None
+    if with_lz:
+        trial = LzTrial(stream)
+        for start in range(0, words.size, BLOCK_WORDS):
+            trial.add(words[start : start + BLOCK_WORDS])
+        payload = trial.finish()
+    name, plan = choose(Profile(stream, counts, int(words.max()) if words.size else 0, payload))
     return literal_q8(plan.n_bytes * BYTE_Q8), name
 
 

@@ -37,6 +37,8 @@ Features: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 of nearness to the previous word and to the one a row before."""
 LOOKED_AT = 512
 """Words by which nearness is judged."""
+_LN2_Q20 = 726817
+"""ln 2 in units of 2**-20."""
 FLAT = 4
 """Bucket of an entropy that is the width but for noise."""
 
@@ -83,8 +85,17 @@ class Summary:
 
     @property
     def chao(self) -> int:
-        """Chao's estimate of the distinct words of the whole, from those seen once and twice."""
+        """Chao's lower bound of the distinct words of the whole, from those seen once and twice."""
         return self.live + self.once * (self.once - 1) // (2 * (self.twice + 1))
+
+    def unseen(self, n_words: int) -> int:
+        """Return about how many distinct words a stream of `n_words` has beyond those of this sample of it.
+
+        At least what `chao` says; and as many as were seen once for each e-fold of the sample, as in the long
+        tails of floating-point words, where each octave has as many words as the last and half the mass.
+        """
+        growth_q20 = (log_q20(n_words) - log_q20(self.n_words)) * _LN2_Q20 >> 20
+        return max(self.chao - self.live, self.once * growth_q20 >> 20)
 
 
 def summarise(words: Words, shift: int, width_bits: int, *, whole: bool = True) -> Summary:

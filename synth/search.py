@@ -35,6 +35,8 @@ LAMBDA_Q16 = (655, 1966)
 ANNEAL_EXPANSIONS = 64
 NODE_Q8 = 2 * BYTE_Q8
 """Least cost of an operator on the wire."""
+LEAST_GAIN_Q8 = BYTE_Q8
+"""What an expansion has to save beside a part of the tensor: it takes as long for a small one."""
 SPREAD_BITS = 3
 """Steps of one kind differ by about ``2**-SPREAD_BITS`` of what they gain."""
 SATISFIED_Q8 = 24 * BYTE_Q8
@@ -187,11 +189,12 @@ class Search:
         already, it may still be a little better than others of its kind. The longer nothing better was
         found, the more a step has to promise: the prior has been wrong about this tensor so often.
         """
-        if not self._prior.informed:
+        if not self._prior.informed or not self.options.min_gain_ppm:
             return
         literal_q8, best_q8 = item.hole.literal.bits_q8, item.hole.best_q8
         in_vain = self.expansions - self.improvements[-1].expansions
-        least_q8 = self.root.literal.bits_q8 * self.options.min_gain_ppm * (1 + in_vain) // 1_000_000
+        least_q8 = self.root.literal.bits_q8 * self.options.min_gain_ppm // 1_000_000 + LEAST_GAIN_Q8
+        least_q8 *= 1 + in_vain
         while item.left:
             belief = item.left[-1][0]
             usual_q8 = literal_q8 * belief.gain_q10 >> 10

@@ -16,8 +16,10 @@ from synth.search import Improvement, Search
 from synth.template import Template, Weighed, fit, weigh
 
 MIN_BUDGET = 4
-BAND = 256
+BAND = 1024
 """Finalists within one part in so many of the best are weighed by exact bytes."""
+MAX_EXACT = 2
+"""Finalists whose exact bytes are worked out: planning tables takes longer than the search of a small tensor."""
 BYTES_PER_EXPANSION = 256
 """A small tensor has fewer expansions: one per so many bytes."""
 
@@ -118,7 +120,7 @@ def finish(
     found = _ranked(root, [*last_first[: options.finalists], None], exact=False)
     close = [one.template for one in found if one.cost_q8 - found[0].cost_q8 <= found[0].cost_q8 // BAND]
     if root.exact and len(close) > 1:
-        found = _ranked(root, close, exact=True) + found[len(close) :]
+        found = _ranked(root, close[:MAX_EXACT], exact=True) + found[min(len(close), MAX_EXACT) :]
     winner = found[0]
     literals = [one for one in found if one.template is None or one.template.is_literal]
     synthesis = Synthesis(

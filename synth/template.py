@@ -106,7 +106,7 @@ def weigh(hole: Hole, template: Template | None, *, exact: bool = False) -> Weig
     if hole.exact and hole.summary.live == 1:
         template = _CONST
     if exact:
-        literal_q8, encoding = exact_literal(hole.sample.words, hole.stream)
+        literal_q8, encoding = exact_literal(hole.sample.words, hole.stream, with_lz=hole.literal.encoding == "lz")
     else:
         literal_q8, encoding = hole.literal.bits_q8, hole.literal.encoding
     literal = Weighed(_settled(hole, literal_q8, encoding), hole.tag, hole.stream, literal_q8, encoding, ())
