@@ -159,7 +159,7 @@ class Writer(ABC):
 
     @abstractmethod
     def finish(self) -> Bytes:
-        """Return the payload, at most as long as the plan says; the writer is done."""
+        """Return the payload, at most as long as the plan says: the first bytes of the buffer it was written to."""
 
 
 class Plan(ABC):
@@ -168,9 +168,21 @@ class Plan(ABC):
     n_bytes: int
     """Bytes of the payload: exact, or an upper bound that exceeds it by the padding of blocks."""
 
+    @property
+    def room(self) -> int:
+        """Bytes of the buffer that a writer needs."""
+        return self.n_bytes
+
     @abstractmethod
-    def writer(self) -> Writer:
-        """Return a writer of the payload."""
+    def writer(self, out: NDArray[np.uint8] | None = None) -> Writer:
+        """Return a writer of the payload.
+
+        Parameters
+        ----------
+        out : uint8 array, shape (room,), optional
+            The caller's buffer, written to from its start on: the record, so that nothing is copied. By
+            default a new array.
+        """
 
 
 class Encoding(ABC):

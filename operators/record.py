@@ -41,8 +41,8 @@ class Record:
     book_ids: tuple[bytes, ...] = ()
 
 
-def put_record(stream: Stream, program: Node, digest: bytes, payloads: Sequence[Bytes]) -> bytes:
-    """Return the bytes of a record.
+def record_head(stream: Stream, program: Node, digest: bytes, sizes: Sequence[int]) -> bytearray:
+    """Return the bytes of a record up to its payloads, which follow one another.
 
     Parameters
     ----------
@@ -52,8 +52,8 @@ def put_record(stream: Stream, program: Node, digest: bytes, payloads: Sequence[
         All literals have an encoding.
     digest : bytes, length 32
         BLAKE3 of the decoded bytes.
-    payloads : sequence of bytes-like
-        One per literal, in pre-order.
+    sizes : sequence of int
+        Bytes of the payloads, one per literal, in pre-order.
     """
     text = bytearray()
     put_program(text, program)
@@ -64,10 +64,10 @@ def put_record(stream: Stream, program: Node, digest: bytes, payloads: Sequence[
     put_varint(header, 0)  # codebooks
     put_varint(header, len(text))
     header += text
-    for payload in payloads:
-        put_varint(header, len(payload))
+    for size in sizes:
+        put_varint(header, size)
     header += digest
-    return b"".join((header, *payloads))
+    return header
 
 
 def take_record(buffer: Bytes) -> Record:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from blake3 import blake3
@@ -18,7 +19,7 @@ from operators.check import check
 from operators.errors import DigestError, FormatError, UnsupportedError
 from operators.literals.profile import Profiler, choose
 from operators.program import Literal, Node
-from operators.record import Record, put_record, take_record
+from operators.record import Record, record_head, take_record
 from operators.registry import ENCODINGS_BY_NAME
 from operators.words import Bytes, Words, container
 
@@ -35,7 +36,7 @@ class Encoded:
 
     Attributes
     ----------
-    record : bytes
+    record : bytes-like
     stream : Stream
         Type of the words.
     program : Node
@@ -44,7 +45,7 @@ class Encoded:
         Type and payload bytes of each literal, in pre-order.
     """
 
-    record: bytes
+    record: Bytes
     stream: Stream
     program: Node
     literals: tuple[tuple[Stream, int], ...]
@@ -100,13 +101,27 @@ def encode(program: Node, words: Words, digest: bytes | None = None) -> Encoded 
     if not _feed(program, words, stream, leaves):
         return None
     chosen = [leaf.plan() for leaf in leaves]
+    coded = program.with_encodings(iter(chosen))
+    digest = digest or digest_of(words)
+    # Payloads are written into the record. Room is made for the largest that they can be.
+    rooms = [leaf.room for leaf in leaves]
+    starts = list(accumulate(rooms, initial=len(record_head(stream, coded, digest, rooms))))
+    out = np.empty(starts[-1], np.uint8)
+    for leaf, start, room in zip(leaves, starts, rooms, strict=False):
+        leaf.start(out[start : start + room])
     if by_block:
         _feed(program, words, stream, leaves)
-    payloads = [leaf.finish() for leaf in leaves]
-    coded = program.with_encodings(iter(chosen))
-    record = put_record(stream, coded, digest or digest_of(words), payloads)
-    literals = tuple((leaf.stream, len(payload)) for leaf, payload in zip(leaves, payloads, strict=True))
-    return Encoded(record, stream, coded, literals)
+    sizes = [leaf.finish() for leaf in leaves]
+    end = starts[0]
+    for start, size in zip(starts, sizes, strict=False):
+        if start != end:
+            out[end : end + size] = out[start : start + size]
+        end += size
+    head = record_head(stream, coded, digest, sizes)
+    first = starts[0] - len(head)
+    out[first : starts[0]] = np.frombuffer(head, np.uint8)
+    literals = tuple((leaf.stream, size) for leaf, size in zip(leaves, sizes, strict=True))
+    return Encoded(out[first:end].data, stream, coded, literals)
 
 
 def execute(
@@ -191,7 +206,14 @@ class _Leaf:
         self.encoding = encoding
         self.kept: list[Words] | None = None
         self.profiler: Profiler | None = Profiler(stream, encoding)
+        self._plan: Plan | None = None
         self.writer: Writer | None = None
+
+    @property
+    def room(self) -> int:
+        """Bytes of the buffer that the payload is written to."""
+        assert self._plan is not None
+        return self._plan.room
 
     def add(self, words: Words) -> None:
         if self.profiler is not None:
@@ -213,15 +235,20 @@ class _Leaf:
                 raise FormatError(f"an encoding of {self.stream}", self.encoding)
         else:
             self.encoding, plan = choose(profile)
-        self.writer = plan.writer()
+        self._plan = plan
         return self.encoding
 
-    def finish(self) -> Bytes:
-        """End the second pass; return the payload."""
+    def start(self, out: NDArray[np.uint8]) -> None:
+        """Begin the second pass, which writes to `out`."""
+        assert self._plan is not None
+        self.writer = self._plan.writer(out)
+
+    def finish(self) -> int:
+        """End the second pass; return the bytes of the payload."""
         assert self.writer is not None
         for words in self.kept or ():
             self.writer.add(words)
-        return self.writer.finish()
+        return len(self.writer.finish())
 
 
 def _by_block(node: Node) -> bool:

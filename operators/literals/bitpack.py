@@ -19,9 +19,9 @@ def packed_width(n_bytes: int, stream: Stream) -> int:
 
 
 class _Writer(Writer):
-    def __init__(self, stream: Stream, n_bytes: int) -> None:
-        self._width = packed_width(n_bytes, stream)
-        self._out = np.empty(n_bytes, np.uint8)
+    def __init__(self, stream: Stream, out: NDArray[np.uint8]) -> None:
+        self._width = packed_width(out.size, stream)
+        self._out = out
         self._start = 0
 
     def add(self, words: Words) -> None:
@@ -39,8 +39,8 @@ class _Plan(Plan):
     stream: Stream
     n_bytes: int
 
-    def writer(self) -> Writer:
-        return _Writer(self.stream, self.n_bytes)
+    def writer(self, out: NDArray[np.uint8] | None = None) -> Writer:
+        return _Writer(self.stream, np.empty(self.room, np.uint8) if out is None else out)
 
 
 class _Source(BlockSource):

@@ -39,14 +39,14 @@ def _n_streams(stream: Stream) -> int:
 
 
 class _Writer(Writer):
-    def __init__(self, plan: _Plan) -> None:
+    def __init__(self, plan: _Plan, out: NDArray[np.uint8]) -> None:
         stream = plan.stream
         self._coded = plan.symbols.size > 1
         n_streams = _n_streams(stream) if self._coded else 0
         self._sizes = np.zeros(n_streams, np.uint16)
         self._first = 0
         directory_bytes = 2 * max(n_streams - 1, 0)
-        self._out = np.empty(plan.n_bytes, np.uint8)
+        self._out = out
         self._directory = self._out[len(plan.table) : len(plan.table) + directory_bytes]
         self._end = len(plan.table) + directory_bytes
         self._out[: len(plan.table)] = np.frombuffer(plan.table, np.uint8)
@@ -77,8 +77,8 @@ class _Plan(Plan):
     table: bytes
     n_bytes: int
 
-    def writer(self) -> Writer:
-        return _Writer(self)
+    def writer(self, out: NDArray[np.uint8] | None = None) -> Writer:
+        return _Writer(self, np.empty(self.room, np.uint8) if out is None else out)
 
 
 class _Source(BlockSource):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import zstandard
+from numpy.typing import NDArray
 
 from operators.base import Encoding, Plan, Profile, Source, Stream, Writer
 from operators.errors import FormatError
@@ -108,7 +109,9 @@ class _Plan(Plan):
     payload: bytes = field(repr=False)
     n_bytes: int
 
-    def writer(self) -> Writer:
+    def writer(self, out: NDArray[np.uint8] | None = None) -> Writer:
+        if out is not None:
+            out[:] = np.frombuffer(self.payload, np.uint8)
         return _Writer(self.payload)
 
 

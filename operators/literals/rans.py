@@ -43,7 +43,7 @@ def _runs(stream: Stream) -> list[int]:
 
 
 class _Writer(Writer):
-    def __init__(self, plan: _Plan) -> None:
+    def __init__(self, plan: _Plan, out: NDArray[np.uint8]) -> None:
         stream = plan.stream
         self._bits = plan.bits
         self._runs = _runs(stream)
@@ -54,22 +54,30 @@ class _Writer(Writer):
         self._kept = np.empty(longest, container(stream.width_bits))
         self._n_kept = 0
         self._scratch = np.empty(2 * longest + 2, np.uint8)
-        self._head = plan.head
-        self._done: list[bytes] = []
+        self._out = out
+        self._sizes: list[int] = []
+        self._directory = len(plan.head)
+        self._end = self._directory + DIRECTORY_BYTES * (len(self._runs) - 1)
+        out[: self._directory] = np.frombuffer(plan.head, np.uint8)
 
     def add(self, words: Words) -> None:
         self._kept[self._n_kept : self._n_kept + words.size] = words
         self._n_kept += words.size
-        if self._n_kept == self._runs[len(self._done)]:
+        if self._n_kept == self._runs[len(self._sizes)]:
             states = np.full(lanes_of(self._n_kept), START, np.uint64)
             run = self._kept[: self._n_kept]
             start = encode_run(run, self._bits, self._reciprocals, self._rows, states, self._scratch)
-            self._done.append(states.astype("<u4").tobytes() + self._scratch[start:].tobytes())
+            first = self._end
+            for part in (states.astype("<u4").view(np.uint8), self._scratch[start:]):
+                self._out[self._end : self._end + part.size] = part
+                self._end += part.size
+            self._sizes.append(self._end - first)
             self._n_kept = 0
 
     def finish(self) -> Bytes:
-        directory = b"".join(len(run).to_bytes(DIRECTORY_BYTES, "little") for run in self._done[:-1])
-        return b"".join((self._head, directory, *self._done))
+        directory = np.array(self._sizes[:-1], "<u4").view(np.uint8)
+        self._out[self._directory : self._directory + directory.size] = directory
+        return self._out[: self._end].data
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,8 +89,13 @@ class _Plan(Plan):
     head: bytes
     n_bytes: int
 
-    def writer(self) -> Writer:
-        return _Writer(self)
+    @property
+    def room(self) -> int:
+        # `n_bytes` holds for words in an order that has nothing to do with the states; this bound for all.
+        return self.n_bytes + (self.stream.n_words >> 4)
+
+    def writer(self, out: NDArray[np.uint8] | None = None) -> Writer:
+        return _Writer(self, np.empty(self.room, np.uint8) if out is None else out)
 
 
 class _Source(BlockSource):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from operators.base import BLOCK_WORDS, BlockSource, Encoding, Plan, Profile, Stream, Writer
 from operators.errors import FormatError
@@ -12,16 +13,16 @@ from operators.words import Bytes, Words, words_of
 
 
 class _Writer(Writer):
-    def __init__(self, stream: Stream) -> None:
-        self._out = stream.empty()
+    def __init__(self, out: NDArray[np.uint8]) -> None:
+        self._out = out
         self._start = 0
 
     def add(self, words: Words) -> None:
-        self._out[self._start : self._start + words.size] = words
-        self._start += words.size
+        self._out[self._start : self._start + words.nbytes] = words.view(np.uint8)
+        self._start += words.nbytes
 
     def finish(self) -> Bytes:
-        return self._out.view(np.uint8).data
+        return self._out.data
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class _Plan(Plan):
     stream: Stream
     n_bytes: int
 
-    def writer(self) -> Writer:
-        return _Writer(self.stream)
+    def writer(self, out: NDArray[np.uint8] | None = None) -> Writer:
+        return _Writer(np.empty(self.room, np.uint8) if out is None else out)
 
 
 class _Source(BlockSource):

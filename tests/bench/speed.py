@@ -11,7 +11,7 @@ from configs.recipe import load
 from operators.limits import SEGMENT_BYTES
 from operators.program import LIT
 from operators.run import encode, execute
-from operators.words import Words
+from operators.words import Bytes, Words
 from synth.prior import Prior
 from synth.synthesis import synthesise
 from tests.bench.peers import zipnn
@@ -22,7 +22,7 @@ COLUMNS = 768
 SEGMENT_WORDS = SEGMENT_BYTES // 2 // COLUMNS * COLUMNS
 
 
-def compress(tensors: Sequence[tuple[Words, int]]) -> list[bytes]:
+def compress(tensors: Sequence[tuple[Words, int]]) -> list[Bytes]:
     """Search and encode tensors, each as (words, columns), as a task does: one search for all segments of a tensor."""
     options = load().recipe.synth
     prior = Prior.shipped()
@@ -45,7 +45,7 @@ def compress(tensors: Sequence[tuple[Words, int]]) -> list[bytes]:
     return records
 
 
-def decompress(records: Sequence[bytes]) -> list[Words]:
+def decompress(records: Sequence[Bytes]) -> list[Words]:
     """Restore records; digests are checked."""
     return [execute(record) for record in records]
 

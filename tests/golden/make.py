@@ -61,7 +61,7 @@ def encode_line(name: str, program: Node, case: Case) -> Line | None:
         encoded = encode(program, case.words)
     except FormatError:  # an encoding that does not apply to these words
         return None
-    return None if encoded is None else Line(name, case, str(program), encoded.record)
+    return None if encoded is None else Line(name, case, str(program), bytes(encoded.record))
 
 
 def lines() -> Iterator[Line]:

@@ -207,7 +207,7 @@ def test_a_damaged_record_of_every_encoding_is_refused(encoding: Encoding, case:
     assert encoded is not None
     assert_same(execute(encoded.record), words)
     with pytest.raises(ArchiveError):
-        execute(data.draw(damage(encoded.record)), n_bytes=words.nbytes)
+        execute(data.draw(damage(bytes(encoded.record))), n_bytes=words.nbytes)
 
 
 def test_codes_and_names_are_apart() -> None:

@@ -125,7 +125,7 @@ def test_random_words_hardly_grow() -> None:
 def record() -> bytes:
     encoded = encode(parse("rotate[1](merge[6,10](lit, scan_xor[3](lit, lit)))"), bf16(600))
     assert encoded is not None
-    return encoded.record
+    return bytes(encoded.record)
 
 
 def test_every_flipped_bit_is_noticed(record: bytes) -> None:
