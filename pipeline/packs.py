@@ -8,24 +8,67 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import zstandard
 from blake3 import blake3
 
-from operators.errors import FormatError
+from operators.errors import FormatError, LimitError
 from operators.record import pack_footer, pack_header
 from operators.words import Bytes
-from pipeline.rows import Row
+from pipeline.rows import Row, from_parquet, to_parquet
 from pipeline.store import ObjectInfo, SourceStore
 
 WINDOW_BYTES = 32 << 20
 """Stored bytes that are read ahead at once; a larger record is read alone."""
+INDEX_LEVEL = 19
+INDEX_BYTES_MAX = 1 << 30
+"""Most bytes of an index as rows."""
 GAP_BYTES = 1 << 20
 """Records this close together in a pack are read in one go."""
+
+
+def pack_index(rows: Iterable[Row]) -> bytes:
+    """Return the index of a pack: one zstandard frame of the rows, without what the records themselves say.
+
+    Without the place in the plan too, so that a task that did not change is the same pack every night.
+    """
+    return zstandard.ZstdCompressor(level=INDEX_LEVEL).compress(to_parquet(map(index_row, rows)))
+
+
+def index_row(row: Row) -> Row:
+    """Return `row` as the index of its pack has it."""
+    return replace(
+        row,
+        task=0,
+        digest=None,
+        program=None,
+        stored_digest=None,
+        expansions=None,
+        pack=None,
+        pack_bytes=None,
+    )
+
+
+def read_index(data: Bytes, where: str) -> list[Row]:
+    """Return the rows of the index of a pack.
+
+    Raises
+    ------
+    DamageError
+        It is damaged, or larger than any index.
+    """
+    try:
+        n_bytes = zstandard.frame_content_size(data)
+        if not 0 <= n_bytes <= INDEX_BYTES_MAX:
+            raise LimitError(f"an index of at most {INDEX_BYTES_MAX} bytes", str(n_bytes), where)
+        return from_parquet(zstandard.ZstdDecompressor().decompress(data, n_bytes), where)
+    except zstandard.ZstdError as error:
+        raise FormatError("the index of a pack", str(error), where) from error
 
 
 class PackSpool:

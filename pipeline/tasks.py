@@ -11,23 +11,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from operators.errors import ArchiveError, DamageError, InternalError, StoreError
-from operators.limits import SEGMENT_BYTES
+from operators.limits import RECORD_BYTES, SEGMENT_BYTES
 from operators.program import Literal, Node
 from operators.run import Encoded, digest_of, encode, execute
 from operators.words import Bytes, Words, dtype_of, words_of
 from pipeline.commit import adopt_receipt, find_receipt
 from pipeline.executors import may_retry
-from pipeline.packs import PackSpool, pack_key
+from pipeline.packs import PackSpool, pack_index, pack_key
 from pipeline.plan import Part, Task
-from pipeline.rows import Row, to_parquet
+from pipeline.rows import Row
 from pipeline.segments import Segment
 from pipeline.store import SourceStore, Store, open_source, open_store
 from synth.options import SearchOptions
 from synth.prior import Prior
 from synth.synthesis import Synthesis, synthesise
 
+RECORD_SLACK_BYTES = 64 << 10
+"""What a record may take beyond its segment while it is written: its header, and room that payloads leave."""
 READ_BYTES = 32 << 20
 """Small segments of one file are read together up to this many bytes."""
 
@@ -109,6 +112,7 @@ class Encoder:
         self._tensor: tuple[str, str | None] | None = None
         self._found: Synthesis | None = None
         self._decoded = np.empty(0, np.uint8)
+        self._written = np.empty(0, np.uint8)
         self.alarms: list[str] = []
 
     def start(self) -> None:
@@ -125,11 +129,17 @@ class Encoder:
             Of the segment, with its digest.
         data : memoryview
             Its bytes; not written, not kept.
+
+        Returns
+        -------
+        (Encoded, int)
+            The record lasts until the next call.
         """
         assert row.digest is not None
         words = segment_words(row.segment, data)
         program, expansions = self._program_for(row, words)
-        encoded = encode(program, words, row.digest)
+        self._written = _grown(self._written, len(data) + RECORD_SLACK_BYTES, RECORD_BYTES)
+        encoded = encode(program, words, row.digest, out=self._written)
         if encoded is None or encoded.body_bytes >= len(data):
             encoded = _literal(words, row.digest)
         if not self._restores(encoded, len(data)):
@@ -149,8 +159,7 @@ class Encoder:
         return self._found.program, self._found.expansions
 
     def _restores(self, encoded: Encoded, n_bytes: int) -> bool:
-        if self._decoded.size < n_bytes:
-            self._decoded = np.empty(min(SEGMENT_BYTES, max(n_bytes, 2 * self._decoded.size)), np.uint8)
+        self._decoded = _grown(self._decoded, n_bytes, SEGMENT_BYTES)
         try:
             # The record carries the digest of the source bytes, so decoding compares with them.
             execute(encoded.record, n_bytes=n_bytes, out=self._decoded[:n_bytes])
@@ -193,8 +202,7 @@ class TaskWorker:
         failures: list[tuple[str, ArchiveError]] = []
         with PackSpool(self._scratch_dir) as pack:
             rows = self._store_segments(task, pack, failures)
-            # Without its place in the plan, so that a task that did not change is the same pack every night.
-            digest = pack.finish(to_parquet(replace(row, task=0) for row in rows))
+            digest = pack.finish(pack_index(rows))
             if rows:
                 self._archive.put(pack_key(digest), pack.path)
         rows = [replace(row, pack=digest, pack_bytes=pack.n_bytes) for row in rows]
@@ -278,6 +286,13 @@ def segment_words(segment: Segment, data: Bytes) -> Words:
     """View the bytes of a segment as words of its dtype, or as bytes where they do not fit it."""
     word_bits = dtype_of(segment.dtype).word_bits
     return words_of(data, word_bits if len(data) * 8 % word_bits == 0 else 8)
+
+
+def _grown(buffer: NDArray[np.uint8], n_bytes: int, most_bytes: int) -> NDArray[np.uint8]:
+    """Return `buffer`, or a larger one where it is smaller than `n_bytes`; its content is lost then."""
+    if buffer.size >= n_bytes:
+        return buffer
+    return np.empty(min(most_bytes, max(n_bytes, 2 * buffer.size)), np.uint8)
 
 
 def _literal(words: Words, digest: bytes, encoding: str = "") -> Encoded:

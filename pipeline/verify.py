@@ -13,7 +13,7 @@ cover everything.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 from blake3 import blake3
@@ -21,9 +21,9 @@ from blake3 import blake3
 from operators.errors import ArchiveError, DigestError, FormatError, StoreError, UsageError
 from operators.record import PACK_FOOTER_BYTES, PACK_HEADER_BYTES, index_range, pack_header
 from operators.run import digest_of
-from pipeline.packs import Place, pack_key, read_records
+from pipeline.packs import Place, index_row, pack_key, read_index, read_records
 from pipeline.restore import Decoder
-from pipeline.rows import Row, from_parquet
+from pipeline.rows import Row
 from pipeline.store import ObjectInfo, SourceStore, open_source
 from pipeline.summary import Failed
 
@@ -153,10 +153,10 @@ class Verifier:
             if hasher.digest() != place.pack:
                 raise DigestError(place.pack.hex(), hasher.hexdigest(), key, "restore the pack from another copy")
             start, stop = index_range(pack_header(), tail[-PACK_FOOTER_BYTES:], place.pack_bytes)
-            index = from_parquet(bytes(tail[start - end_bytes : stop - end_bytes]), key)
+            index = read_index(tail[start - end_bytes : stop - end_bytes], key)
             known = {(row.file, row.offset_bytes): row for row in index}
             for row in rows:
-                if known.get((row.file, row.offset_bytes)) != replace(row, task=0, pack=None, pack_bytes=None):
+                if known.get((row.file, row.offset_bytes)) != index_row(row):
                     raise FormatError("this row in the index of the pack", "another or none", f"{key}: {row.where}")
         except ArchiveError as error:
             return [Failed.of(key, error)]
