@@ -68,7 +68,9 @@ def bytes_of(data: Bytes | Words) -> memoryview:
     return (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
 
 
-def encode(program: Node, words: Words, digest: bytes | None = None) -> Encoded | None:
+def encode(
+    program: Node, words: Words, digest: bytes | None = None, *, out: NDArray[np.uint8] | None = None
+) -> Encoded | None:
     """Write `words` as a record of `program`.
 
     Literals without an encoding get the one whose payload is smallest.
@@ -80,6 +82,9 @@ def encode(program: Node, words: Words, digest: bytes | None = None) -> Encoded 
         Read only, at most `limits.SEGMENT_BYTES`.
     digest : bytes, optional
         BLAKE3 of the bytes of `words`, where the caller has it already.
+    out : uint8 array, optional
+        Caller's buffer. The record is a view of it where it is large enough, and then lasts until the
+        buffer is used again: fresh memory costs as much as the coding.
 
     Returns
     -------
@@ -106,7 +111,8 @@ def encode(program: Node, words: Words, digest: bytes | None = None) -> Encoded 
     # Payloads are written into the record. Room is made for the largest that they can be.
     rooms = [leaf.room for leaf in leaves]
     starts = list(accumulate(rooms, initial=len(record_head(stream, coded, digest, rooms))))
-    out = np.empty(starts[-1], np.uint8)
+    if out is None or out.size < starts[-1]:
+        out = np.empty(starts[-1], np.uint8)
     for leaf, start, room in zip(leaves, starts, rooms, strict=False):
         leaf.start(out[start : start + room])
     if by_block:
