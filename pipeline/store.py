@@ -8,7 +8,7 @@ that no code path can touch what is being archived.
 
     store.py         the two protocols, what all stores share, and the way in: `open_source`, `open_store`
     store_local.py   folders and files; needs nothing but the standard library
-    store_s3.py      S3 and its lookalikes over s3fs
+    store_s3.py      S3 and its lookalikes over s3fs; store_s3_client.py sets the client up and names its errors
     store_fsspec.py  any other fsspec URL, with the promises that fsspec can keep
 
 Only these modules import fsspec or s3fs, and only once such a URL is opened. Stores are pickled as URL and explicit

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import os
 import secrets
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import fsspec.asyn
 import s3fs
@@ -23,8 +21,6 @@ from botocore.exceptions import IncompleteReadError
 from s3fs.core import S3_RETRYABLE_ERRORS
 
 from operators.errors import (
-    ArchiveError,
-    ChangedError,
     DeniedError,
     ExistsError,
     LimitError,
@@ -48,6 +44,7 @@ from pipeline.store import (
     coalesce,
     key_order,
 )
+from pipeline.store_s3_client import BUSY, EXPIRED, REQUESTS_AT_ONCE, changed, client_options, code_of, typed
 
 Result = TypeVar("Result")
 
@@ -55,23 +52,11 @@ PART_BYTES = 16 << 20
 """Objects up to this size are one PUT; larger ones go up in parts that start at this size."""
 MAX_PARTS = 10_000
 MAX_KEY_BYTES = 1024
-_REQUESTS_AT_ONCE = 8
 _PARTS_AT_ONCE = 2
 _READ_BYTES = 1 << 20
 _TRIES = 5
 
-# fmt: off
-_OPTIONS = (
-    "endpoint_url", "addressing_style", "anon", "key", "secret", "token", "region", "profile", "sse", "sse_kms_key_id",
-    "requester_pays", "connect_timeout", "read_timeout",
-)
-# fmt: on
 _BROKEN_BODY = (*S3_RETRYABLE_ERRORS, IncompleteReadError, ConnectionError)
-_ABSENT = {"404", "NoSuchKey", "NoSuchBucket", "NoSuchVersion", "NotFound"}
-_REFUSED = {"403", "AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"}
-_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
-_BUSY = {"409", "ConditionalRequestConflict", "OperationAborted"}
-_TAKEN = {"412", "PreconditionFailed"}
 
 
 class S3Source:
@@ -93,10 +78,9 @@ class S3Source:
     """
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
-        _refuse_unknown(options)
         self.url = f"s3://{path}"
         self._options = dict(options)
-        _client_options(self._options)  # refuses a malformed value here rather than at the first request
+        client_options(self._options)  # refuses a wrong option here rather than at the first request
         self._bucket, _, self._prefix = path.partition("/")
         self._scope: Scope | None = None
         self._client: s3fs.S3FileSystem | None = None
@@ -138,7 +122,7 @@ class S3Source:
         stretches = coalesce(ranges)
         if not stretches:
             if info.etag and self.head(info.key).etag != info.etag:
-                raise _changed(info.key)
+                raise changed(info.key)
             return [memoryview(b"") for _ in ranges]
         buffers = [aligned_buffer(stop - start) for start, stop, _ in stretches]
         pieces = [
@@ -154,7 +138,7 @@ class S3Source:
         return views
 
     async def _fetch_all(self, full: str, info: ObjectInfo, pieces: Sequence[tuple[int, memoryview]]) -> None:
-        gate = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+        gate = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
         async def fetch(offset: int, target: memoryview) -> None:
             async with gate:
@@ -179,7 +163,7 @@ class S3Source:
             answer = await self._request("get_object", where, request)
             async with answer["Body"] as body:
                 if info.etag not in {"", answer["ETag"]}:  # some stores do not know If-Match
-                    raise _changed(where)
+                    raise changed(where)
                 if int(answer["ContentLength"]) != len(target):
                     raise StoreError(f"{len(target)} bytes", f"{answer['ContentLength']}", where, "verify it")
                 n_bytes = 0
@@ -256,10 +240,10 @@ class S3Source:
             try:
                 return await client._call_s3(method, Bucket=self._bucket, **request)
             except Exception as error:
-                if attempt == 0 and _code(error) in _EXPIRED:
+                if attempt == 0 and code_of(error) in EXPIRED:
                     await client.set_session(refresh=True)  # credentials were renewed behind a client that kept them
                     continue
-                raise _typed(error, where, creates="IfNoneMatch" in request) from error
+                raise typed(error, where, creates="IfNoneMatch" in request) from error
         raise AssertionError("unreachable")
 
     def _full(self, key: str) -> str:
@@ -267,7 +251,7 @@ class S3Source:
 
     def _connected(self) -> s3fs.S3FileSystem:
         if self._client is None or self._client_pid != os.getpid():
-            self._client = s3fs.S3FileSystem(**_client_options(self._options))
+            self._client = s3fs.S3FileSystem(**client_options(self._options))
             self._client_pid = os.getpid()
         return self._client
 
@@ -325,7 +309,7 @@ class S3Store(StoreBase, S3Source):
             try:
                 await self._request("put_object", key, request)
             except StoreError as error:
-                if attempt == _TRIES - 1 or _code(error.__cause__) not in _BUSY:
+                if attempt == _TRIES - 1 or code_of(error.__cause__) not in BUSY:
                     raise
                 await asyncio.sleep(0.1 * 2**attempt)
             else:
@@ -462,90 +446,3 @@ async def _awaited(work: Coroutine[Any, Any, Result]) -> Result:
 def _info(key: str, answer: Mapping[str, Any], n_bytes: int) -> ObjectInfo:
     version = answer.get("VersionId")
     return ObjectInfo(key, n_bytes, answer["ETag"], None if version == "null" else version)
-
-
-def _changed(where: str) -> ChangedError:
-    return ChangedError("the planned generation", "another one", where, "run again when it is at rest")
-
-
-def _code(error: BaseException | None) -> str:
-    """S3's own code behind an exception; the Python class that s3fs chooses differs from store to store."""
-    while error is not None:
-        answer = getattr(error, "response", None)
-        if isinstance(answer, Mapping):
-            code = str(answer.get("Error", {}).get("Code", ""))
-            return code or str(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", ""))
-        error = error.__cause__
-    return ""
-
-
-def _typed(error: Exception, where: str, *, creates: bool) -> ArchiveError:
-    code = _code(error)
-    if isinstance(error, ArchiveError):
-        return error
-    if code in _ABSENT or isinstance(error, FileNotFoundError):
-        return NotFoundError("an object", code or "nothing", where, "check bucket, prefix and endpoint")
-    if code in _TAKEN:
-        return ExistsError("a free key", "an object", where) if creates else _changed(where)
-    if code in _REFUSED or code in _EXPIRED or isinstance(error, PermissionError) or "Credential" in str(error):
-        return DeniedError("access", code or str(error), where, "check credentials and policy")
-    return StoreError("an answer from the store", f"{code} {error}".strip(), where, "check the endpoint and run again")
-
-
-def _client_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of s3fs: explicit options first, then the environment, then what suits the endpoint."""
-    environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    endpoint = options.get("endpoint_url") or environment
-    host = urlsplit(endpoint or "").hostname or "amazonaws.com"
-    is_aws = host.endswith(("amazonaws.com", "amazonaws.com.cn"))
-    region = options.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    s3: dict[str, Any] = {"addressing_style": options.get("addressing_style", "auto" if is_aws else "path")}
-    config: dict[str, Any] = {
-        "connect_timeout": _seconds(options, "connect_timeout", "10"),
-        "read_timeout": _seconds(options, "read_timeout", "60"),
-        "max_pool_connections": 4 * _REQUESTS_AT_ONCE,
-        "s3": s3,
-    }
-    if not is_aws:
-        # Lookalikes answer unknown checksum trailers with errors; signing the payload hashes every byte again.
-        s3["payload_signing_enabled"] = False
-        for side in ("request_checksum_calculation", "response_checksum_validation"):
-            if f"AWS_{side.upper()}" not in os.environ:
-                config[side] = "when_required"
-        region = region or "us-east-1"
-    extra = {"ServerSideEncryption": options.get("sse"), "SSEKMSKeyId": options.get("sse_kms_key_id")}
-    return {
-        "endpoint_url": endpoint,
-        "anon": _flag(options, "anon"),
-        "key": options.get("key"),
-        "secret": options.get("secret"),
-        "token": options.get("token"),
-        "requester_pays": _flag(options, "requester_pays"),
-        "client_kwargs": {"region_name": region} if region else {},
-        "config_kwargs": config,
-        "s3_additional_kwargs": {name: value for name, value in extra.items() if value},
-        "use_listings_cache": False,
-        "skip_instance_cache": True,
-    } | ({"profile": options["profile"]} if "profile" in options else {})
-
-
-def _refuse_unknown(options: Mapping[str, str]) -> None:
-    for name in options:
-        if name not in _OPTIONS:
-            near = difflib.get_close_matches(name, _OPTIONS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(_OPTIONS)}"
-            raise UsageError("a storage option of S3", repr(name), "--storage-option", hint)
-
-
-def _flag(options: Mapping[str, str], name: str) -> bool:
-    text = options.get(name, "false").lower()
-    if text not in {"true", "false", "1", "0"}:
-        raise UsageError("true or false", text, f"--storage-option {name}")
-    return text in {"true", "1"}
-
-
-def _seconds(options: Mapping[str, str], name: str, default: str) -> int:
-    text = options.get(name, default)
-    if not text.isdecimal() or not int(text):
-        raise UsageError("whole seconds", text, f"--storage-option {name}")
-    return int(text)

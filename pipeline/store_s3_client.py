@@ -1,0 +1,130 @@
+"""How an S3 client is set up, from storage options and the environment, and what its errors mean."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from operators.errors import (
+    ArchiveError,
+    ChangedError,
+    DeniedError,
+    ExistsError,
+    NotFoundError,
+    StoreError,
+    UsageError,
+)
+
+REQUESTS_AT_ONCE = 8
+"""Of one read; a client has connections for several of them."""
+
+# fmt: off
+_OPTIONS = (
+    "endpoint_url", "addressing_style", "anon", "key", "secret", "token", "region", "profile", "sse", "sse_kms_key_id",
+    "requester_pays", "connect_timeout", "read_timeout",
+)
+# fmt: on
+_ABSENT = {"404", "NoSuchKey", "NoSuchBucket", "NoSuchVersion", "NotFound"}
+_REFUSED = {"403", "AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"}
+EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
+BUSY = {"409", "ConditionalRequestConflict", "OperationAborted"}
+_TAKEN = {"412", "PreconditionFailed"}
+
+
+def client_options(options: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments of s3fs: explicit options first, then the environment, then what suits the endpoint.
+
+    Raises
+    ------
+    UsageError
+        An option is unknown or malformed.
+    """
+    _refuse_unknown(options)
+    environment = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    endpoint = options.get("endpoint_url") or environment
+    host = urlsplit(endpoint or "").hostname or "amazonaws.com"
+    is_aws = host.endswith(("amazonaws.com", "amazonaws.com.cn"))
+    region = options.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    s3: dict[str, Any] = {"addressing_style": options.get("addressing_style", "auto" if is_aws else "path")}
+    config: dict[str, Any] = {
+        "connect_timeout": _seconds(options, "connect_timeout", "10"),
+        "read_timeout": _seconds(options, "read_timeout", "60"),
+        "max_pool_connections": 4 * REQUESTS_AT_ONCE,
+        "s3": s3,
+    }
+    if not is_aws:
+        # Lookalikes answer unknown checksum trailers with errors; signing the payload hashes every byte again.
+        s3["payload_signing_enabled"] = False
+        for side in ("request_checksum_calculation", "response_checksum_validation"):
+            if f"AWS_{side.upper()}" not in os.environ:
+                config[side] = "when_required"
+        region = region or "us-east-1"
+    extra = {"ServerSideEncryption": options.get("sse"), "SSEKMSKeyId": options.get("sse_kms_key_id")}
+    return {
+        "endpoint_url": endpoint,
+        "anon": _flag(options, "anon"),
+        "key": options.get("key"),
+        "secret": options.get("secret"),
+        "token": options.get("token"),
+        "requester_pays": _flag(options, "requester_pays"),
+        "client_kwargs": {"region_name": region} if region else {},
+        "config_kwargs": config,
+        "s3_additional_kwargs": {name: value for name, value in extra.items() if value},
+        "use_listings_cache": False,
+        "skip_instance_cache": True,
+    } | ({"profile": options["profile"]} if "profile" in options else {})
+
+
+def _refuse_unknown(options: Mapping[str, str]) -> None:
+    for name in options:
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(name, _OPTIONS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(_OPTIONS)}"
+            raise UsageError("a storage option of S3", repr(name), "--storage-option", hint)
+
+
+def _flag(options: Mapping[str, str], name: str) -> bool:
+    text = options.get(name, "false").lower()
+    if text not in {"true", "false", "1", "0"}:
+        raise UsageError("true or false", text, f"--storage-option {name}")
+    return text in {"true", "1"}
+
+
+def _seconds(options: Mapping[str, str], name: str, default: str) -> int:
+    text = options.get(name, default)
+    if not text.isdecimal() or not int(text):
+        raise UsageError("whole seconds", text, f"--storage-option {name}")
+    return int(text)
+
+
+def changed(where: str) -> ChangedError:
+    """The error for another generation than the planned one."""
+    return ChangedError("the planned generation", "another one", where, "run again when it is at rest")
+
+
+def code_of(error: BaseException | None) -> str:
+    """S3's own code behind an exception; the Python class that s3fs chooses differs from store to store."""
+    while error is not None:
+        answer = getattr(error, "response", None)
+        if isinstance(answer, Mapping):
+            code = str(answer.get("Error", {}).get("Code", ""))
+            return code or str(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", ""))
+        error = error.__cause__
+    return ""
+
+
+def typed(error: Exception, where: str, *, creates: bool) -> ArchiveError:
+    """The error of the tree for whatever a request raised; `creates` tells a taken key from a changed object."""
+    code = code_of(error)
+    if isinstance(error, ArchiveError):
+        return error
+    if code in _ABSENT or isinstance(error, FileNotFoundError):
+        return NotFoundError("an object", code or "nothing", where, "check bucket, prefix and endpoint")
+    if code in _TAKEN:
+        return ExistsError("a free key", "an object", where) if creates else changed(where)
+    if code in _REFUSED or code in EXPIRED or isinstance(error, PermissionError) or "Credential" in str(error):
+        return DeniedError("access", code or str(error), where, "check credentials and policy")
+    return StoreError("an answer from the store", f"{code} {error}".strip(), where, "check the endpoint and run again")
