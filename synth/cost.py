@@ -17,7 +17,7 @@ import zstandard
 from operators.base import BLOCK_WORDS, Operator, Profile, Stream
 from operators.kernels.histogram import histogram
 from operators.literals.lz import LzTrial
-from operators.literals.profile import LZ_GAIN, RANS_GAIN, choose
+from operators.literals.profile import choose, faster_bound
 from operators.literals.rans import RUN_WORDS, lanes_of
 from operators.words import Words
 from synth.features import NARROW_BITS, Summary
@@ -87,9 +87,9 @@ def literal_cost(summary: Summary, stream: Stream, lz_q8: int | None = None) -> 
         huffman, rans = _coded_q8(summary, stream)
         if huffman < best:
             best, encoding = huffman, "huffman"
-        if rans < best - best // RANS_GAIN:
+        if rans < faster_bound("rans", best, n):
             best, encoding = rans, "rans"
-    if lz_q8 is not None and lz_q8 < best - best // LZ_GAIN:
+    if lz_q8 is not None and lz_q8 < faster_bound("lz", best, n):
         best, encoding = lz_q8, "lz"
     return LiteralCost(literal_q8(best), encoding, floor)
 

@@ -9,10 +9,21 @@ from operators.kernels.histogram import Histogram
 from operators.literals.lz import LzTrial
 from operators.words import Words
 
-RANS_GAIN = 128
-"""rANS decodes slower than Huffman codes: it is taken where it saves one part of theirs in this many."""
+RANS_GAIN = 64
+"""rANS decodes slower than Huffman codes: a large literal has to save one part of theirs in this many."""
 LZ_GAIN = 64
-"""LZ writes and reads slower than everything else: it is taken where it saves one part in this many."""
+"""LZ writes and reads slower than everything else: a large literal has to save one part in this many."""
+LARGE_WORDS = 1 << 16
+"""Below this many words a literal takes too little time for a trade: the fewest bytes win."""
+
+
+def faster_bound(encoding: str, n_bytes: int, n_words: int) -> int:
+    """Return the bytes below which a slower `encoding` is taken in place of a faster one of `n_bytes`.
+
+    The trade is fixed by the writer, so a choice depends on the words alone. Any unit will do.
+    """
+    gain = {"rans": RANS_GAIN, "lz": LZ_GAIN}.get(encoding)
+    return n_bytes - n_bytes // gain if gain and n_words >= LARGE_WORDS else n_bytes
 
 
 class Profiler:
@@ -56,8 +67,7 @@ class Profiler:
 def choose(profile: Profile) -> tuple[str, Plan]:
     """Return the name and the plan of the encoding that takes the fewest bytes.
 
-    Ties go to the lower code. A slower encoding has to save a part of the best faster one: the trade is
-    fixed by the writer, so the choice depends on the words alone.
+    Ties go to the lower code; a slower encoding has to be below `faster_bound`.
     """
     from operators.registry import ENCODINGS
 
@@ -66,8 +76,8 @@ def choose(profile: Profile) -> tuple[str, Plan]:
         plan = encoding.plan(profile)
         if plan is None:
             continue
-        part = {"rans": RANS_GAIN, "lz": LZ_GAIN}.get(encoding.name)
-        if chosen is None or plan.n_bytes < chosen[1].n_bytes - (chosen[1].n_bytes // part if part else 0):
+        n_words = profile.stream.n_words
+        if chosen is None or plan.n_bytes < faster_bound(encoding.name, chosen[1].n_bytes, n_words):
             chosen = encoding.name, plan
     assert chosen is not None, "bitpack takes any words"
     return chosen
