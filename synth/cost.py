@@ -33,6 +33,8 @@ PROBE_BYTES = 4 << 10
 """Bytes on which LZ has to save one part in `PROBE_GAIN` to be looked at further."""
 PROBE_GAIN = 32
 LZ_SAMPLE_BYTES = 64 << 10
+WHOLE_PROBE_BYTES = 512 << 10
+"""Streams up to this size are probed whole: rows that mirror one another lie far apart."""
 RANS_LOSS = 2048
 """One part in so many is lost to frequencies that are multiples of a power of two."""
 
@@ -161,11 +163,12 @@ class LzProbe:
         literal_q8 : int
             What the stream costs without matches.
         """
-        first = words[: PROBE_BYTES // words.itemsize]
+        whole = words.size == stream.n_words and words.nbytes <= WHOLE_PROBE_BYTES
+        first = words if whole else words[: PROBE_BYTES // words.itemsize]
         taken = BYTE_Q8 * len(self._fast.compress(first.data)) * stream.n_words
         if taken >= literal_q8 * first.size - literal_q8 * first.size // PROBE_GAIN:
             return None
-        most = words[: LZ_SAMPLE_BYTES // words.itemsize]
+        most = words if whole else words[: LZ_SAMPLE_BYTES // words.itemsize]
         return BYTE_Q8 * len(self._fair.compress(most.data)) * stream.n_words // most.size
 
 

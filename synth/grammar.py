@@ -114,12 +114,21 @@ def _wide(hole: Hole) -> bool:
     return hole.stream.width_bits > 1
 
 
+def _constant(hole: Hole) -> bool:
+    """Whether the words are constant, or the sample is and a literal of the words would not be small."""
+    return hole.summary.live == 1 and (hole.exact or hole.tag == "root" or hole.literal.encoding == "bitpack")
+
+
 def _saturated(hole: Hole) -> bool:
-    """Whether the sample shows all words there are, and they are few."""
+    """Whether the sample shows all words there are, and they are few.
+
+    An entropy-coded field is left alone: its code names the words as well as indices would.
+    """
     summary = hole.summary
     width = hole.stream.width_bits
     return (
         width > 4
+        and (hole.tag == "root" or hole.literal.encoding not in ("huffman", "rans"))
         and 1 < summary.live <= min(MAX_DICTIONARY, summary.n_words // 4)
         and 4 * summary.live < 1 << width
         and (hole.exact or 8 * summary.chao <= 9 * summary.live)
@@ -221,7 +230,7 @@ def _always(step: Step) -> Maker:
 
 
 TAIL, HEAD = Ends(at_start=False), Ends(at_start=True)
-CONSTANT = Production("const", "const", lambda hole: hole.summary.live == 1, _always(Constant()), certain=True)
+CONSTANT = Production("const", "const", _constant, _always(Constant()), certain=True)
 PRODUCTIONS: tuple[Production, ...] = (
     CONSTANT,
     Production("ramp", "ramp", _ramp, _always(Delta(ScanAdd, by_row=False)), certain=True),

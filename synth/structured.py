@@ -46,7 +46,8 @@ def bf16(values: Any) -> Words:
 
 def f16(values: Any) -> Words:
     """Return values as F16 words."""
-    return np.ascontiguousarray(values, np.float16).reshape(-1).view(np.uint16)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, as in any cast
+        return np.ascontiguousarray(values, np.float16).reshape(-1).view(np.uint16)
 
 
 def f32(values: Any) -> Words:
