@@ -112,17 +112,27 @@ class PoolExecutor:
             yield from SerialExecutor(self.retries).run(job, items)
             return
         waiting = deque((item, 0) for item in items)
-        while waiting:
-            yield from self._one_pool(job, waiting)
+        suspects: deque[tuple[Item, int]] = deque()
+        while waiting or suspects:
+            if suspects:  # one alone, so that its death is its own
+                yield from self._one_pool(job, deque([suspects.popleft()]), suspects)
+            else:
+                yield from self._one_pool(job, waiting, suspects)
 
-    def _one_pool(self, job: Job[Item, Result], waiting: deque[tuple[Item, int]]) -> Iterator[Outcome[Item, Result]]:
-        """Serve `waiting` until it is empty or a worker dies, which breaks the pool: then its items go back."""
+    def _one_pool(
+        self, job: Job[Item, Result], waiting: deque[tuple[Item, int]], suspects: deque[tuple[Item, int]]
+    ) -> Iterator[Outcome[Item, Result]]:
+        """Serve `waiting` until it is empty or a worker dies, which breaks the pool.
+
+        Whose fault that was cannot be known, so the items in flight become `suspects`; an item that was alone in
+        its pool has failed once.
+        """
+        alone = len(waiting) == 1
         workers = min(self.workers, len(waiting))
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, context, _open_in_worker, (job,))
+        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _open_in_worker, (job,))
+        running: dict[Future[Outcome[Item, Result]], tuple[Item, int]] = {}
+        broken = False
         try:
-            running: dict[Future[Outcome[Item, Result]], tuple[Item, int]] = {}
-            broken = False
             while running or (waiting and not broken):
                 while waiting and not broken and len(running) < workers * self.in_flight:
                     item, tries = waiting.popleft()
@@ -138,10 +148,13 @@ class PoolExecutor:
                         outcome = future.result()
                     except BrokenProcessPool:
                         broken = True
+                        if not alone:
+                            suspects.append((item, tries))
+                            continue
                         died = InternalError("a worker that ends its item", "one that died", "", "see its log")
                         outcome = Outcome(item, None, died)
                     if outcome.error is not None and may_retry(outcome.error) and tries < self.retries:
-                        waiting.append((item, tries + 1))
+                        (suspects if broken else waiting).append((item, tries + 1))
                     else:
                         yield outcome
         finally:

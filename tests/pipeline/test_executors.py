@@ -81,3 +81,23 @@ class AlwaysDying:
 def test_lasting_faults_are_not_retried() -> None:
     assert may_retry(StoreError("a reply", "none"))
     assert not may_retry(ChangedError("the planned generation", "another"))
+
+
+@dataclass(frozen=True)
+class Poisoned:
+    """A job with one item that always kills its worker."""
+
+    def open(self) -> Callable[[str], str]:
+        def work(item: str) -> str:
+            if item == "poison":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return item.upper()
+
+        return work
+
+
+def test_a_poisonous_item_costs_its_neighbours_nothing() -> None:
+    items = ["a", "b", "poison", "c", "d"]
+    outcomes = {outcome.item: outcome for outcome in PoolExecutor(2, 1, 2).run(Poisoned(), items)}
+    assert outcomes["poison"].error is not None
+    assert [outcomes[item].result for item in "abcd"] == ["A", "B", "C", "D"]
