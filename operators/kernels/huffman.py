@@ -284,28 +284,28 @@ def _one(payload: Any, bit: Any, single: Any) -> Any:
 
 
 @inlined
-def _many(payload: Any, bit: Any, table: Any, out: Any, o: Any) -> Any:
+def _many(payload: Any, bit: Any, many: Any, out: Any, o: Any) -> Any:
     """Decode up to `_LOOKUPS` look-ups; return 0 where a longer code stopped it, and the bit and byte reached."""
     mask, half, low = np.uint64((1 << PRIMARY_BITS) - 1), np.uint64(48), np.uint64(63)
     eight = np.uint64(8)
     bits = load_u64(payload, bit >> np.uint64(3)) >> (bit & np.uint64(7))
     at = o << eight  # and below it the bits taken
-    entry = table[bits & mask]
+    entry = many[bits & mask]
     store_u64(out, at >> eight, entry)
     step = entry >> half
     bits >>= step & low
     at += step
-    entry = table[bits & mask]
+    entry = many[bits & mask]
     store_u64(out, at >> eight, entry)
     step = entry >> half
     bits >>= step & low
     at += step
-    entry = table[bits & mask]
+    entry = many[bits & mask]
     store_u64(out, at >> eight, entry)
     step = entry >> half
     bits >>= step & low
     at += step
-    entry = table[bits & mask]
+    entry = many[bits & mask]
     store_u64(out, at >> eight, entry)
     step = entry >> half
     at += step
@@ -333,7 +333,7 @@ def _finish(
     payload: Any,
     bit: Any,
     end_byte: Any,
-    table: Any,
+    many: Any,
     single: Any,
     out: Any,
     words: Any,
@@ -347,7 +347,7 @@ def _finish(
         if not rounds:
             break
         for _ in range(rounds):
-            step, bit, o = _many(payload, bit, table, out, o)
+            step, bit, o = _many(payload, bit, many, out, o)
             if not step:
                 bit, o = _longer(payload, bit, single, words, o)
     stop = np.uint64(8 * end_byte)
@@ -364,7 +364,7 @@ def _finish(
 def decode_block(
     payload: NDArray[np.uint8],
     starts: NDArray[np.int64],
-    table: NDArray[np.uint64],
+    many: NDArray[np.uint64],
     single: NDArray[np.uint32],
     out: NDArray[np.uint8],
     words: NDArray[Any],
@@ -383,7 +383,7 @@ def decode_block(
         The block; all of it is written on success, nothing outside it ever.
     """
     if starts.size != STREAMS + 1:
-        return _finish(payload, np.uint64(8 * starts[0]), starts[1], table, single, out, words, np.uint64(0), out.size)
+        return _finish(payload, np.uint64(8 * starts[0]), starts[1], many, single, out, words, np.uint64(0), out.size)
     word_bytes = words.itemsize
     step = (words.size + STREAMS - 1) // STREAMS * word_bytes
     pa, pb, pc, pd = (
@@ -404,10 +404,10 @@ def decode_block(
         if not rounds:
             break
         for _ in range(rounds):
-            sa, pa, oa = _many(payload, pa, table, out, oa)
-            sb, pb, ob = _many(payload, pb, table, out, ob)
-            sc, pc, oc = _many(payload, pc, table, out, oc)
-            sd, pd, od = _many(payload, pd, table, out, od)
+            sa, pa, oa = _many(payload, pa, many, out, oa)
+            sb, pb, ob = _many(payload, pb, many, out, ob)
+            sc, pc, oc = _many(payload, pc, many, out, oc)
+            sd, pd, od = _many(payload, pd, many, out, od)
             if not sa:
                 pa, oa = _longer(payload, pa, single, words, oa)
             if not sb:
@@ -416,7 +416,9 @@ def decode_block(
                 pc, oc = _longer(payload, pc, single, words, oc)
             if not sd:
                 pd, od = _longer(payload, pd, single, words, od)
-    status = _finish(payload, pa, starts[1], table, single, out, words, oa, step)
-    status |= _finish(payload, pb, starts[2], table, single, out, words, ob, 2 * step)
-    status |= _finish(payload, pc, starts[3], table, single, out, words, oc, 3 * step)
-    return status | _finish(payload, pd, starts[4], table, single, out, words, od, out.size)
+    bits, ends = (pa, pb, pc, pd), (oa, ob, oc, od)
+    status = 0
+    for k in range(STREAMS):
+        end = min((k + 1) * step, out.size)
+        status |= _finish(payload, bits[k], starts[k + 1], many, single, out, words, ends[k], end)
+    return status

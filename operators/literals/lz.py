@@ -12,7 +12,7 @@ from operators.base import Encoding, Plan, Profile, Source, Stream, Writer
 from operators.errors import FormatError
 from operators.kernels.histogram import histogram
 from operators.literals.tables import log2_q16
-from operators.words import Bytes, Words
+from operators.words import Bytes, Words, mask_of
 
 MAX_WINDOW_LOG = 27
 """A reader grants 2 to this many bytes of window, and no more than the literal has."""
@@ -129,6 +129,7 @@ class _Writer(Writer):
 class _Source(Source):
     def __init__(self, payload: memoryview, stream: Stream) -> None:
         self._left = stream.n_bytes
+        self._largest = mask_of(stream.width_bits)
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << MAX_WINDOW_LOG)
         self._reader = decompressor.stream_reader(payload, read_size=_READ_BYTES)
 
@@ -148,6 +149,8 @@ class _Source(Source):
                 raise FormatError("the end of the words", "more of them", "zstandard frame")
         except zstandard.ZstdError as error:
             raise FormatError("a zstandard frame", str(error), "literal") from error
+        if out.size and int(out.max()) > self._largest:
+            raise FormatError(f"words up to {self._largest}", str(out.max()), "literal")
 
 
 class Lz(Encoding):

@@ -16,14 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from operators.base import BLOCK_WORDS
 from operators.kernels.alphabet import put_table, table_symbols, take_table
 from operators.kernels.bits import pack, packed_bytes, unpack
+from operators.kernels.cache import KernelCache
 from operators.kernels.histogram import Histogram, count_u8, histogram
 from operators.kernels.huffman import canonical_codes, limited_lengths
 from operators.kernels.rans import MAX_BITS, MIN_BITS, encoding_table, normalise
 from operators.literals.tables import log2_q16
 from operators.program import parse
 from operators.run import encode, execute
+from operators.warm import warm
 from operators.words import container
 from tests.operators import oracle
 from tests.strategies import make_words
@@ -237,6 +240,16 @@ def test_read_only_and_writable_arrays_share_one_specialisation() -> None:
 def test_arrays_that_kernels_do_not_take(words: Any, tables: Any) -> None:
     with pytest.raises(TypeError, match="contiguous"):
         count_u8(words, tables)
+
+
+def test_nothing_is_left_to_compile_after_warming(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm()
+    monkeypatch.setattr(KernelCache, "load_overload", lambda self, types, _: pytest.fail(f"{self._name} of {types}"))
+    words = make_words("few", 16, 3 * BLOCK_WORDS, 1)
+    for text in ("lit", "merge[5,10,1](lit, lit, lit)", "merge[8,8](huffman, rans)", "merge[6,10](bitpack, lz)"):
+        encoded = encode(parse(text), words)
+        assert encoded is not None
+        np.testing.assert_array_equal(execute(encoded.record), words)
 
 
 COUNT = """

@@ -297,6 +297,8 @@ def test_frames_beyond_the_promise_are_refused() -> None:
     ):
         with pytest.raises(FormatError):
             decode(encoding, payload, stream)
+    with pytest.raises(FormatError):
+        decode(encoding, zstandard.ZstdCompressor().compress(b"\x10" * 1000), Stream(4, 1000))
     window = zstandard.ZstdCompressionParameters.from_level(1, window_log=28, write_content_size=True)
     compressor = zstandard.ZstdCompressor(compression_params=window).compressobj()
     with pytest.raises(FormatError):

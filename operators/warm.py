@@ -1,0 +1,40 @@
+"""Compile what programs of the default recipe run, before the first of them: ``python -m operators.warm``.
+
+Compiled kernels are kept (`operators.kernels.cache`); an image that ran this starts its workers warm. A
+kernel is compiled for types and not for sizes, so a few words of each width do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from operators.program import LIT, Literal, Node, parse
+from operators.registry import ENCODINGS_BY_NAME
+from operators.run import encode, execute
+
+N_WORDS = 256
+PROGRAMS = {
+    8: ("merge[4,4](lit, lit)", "merge[1,7](lit, lit)"),
+    16: ("merge[5,10,1](lit, lit, lit)", "merge[8,8](lit, lit)", "merge[4,11,1](lit, lit, lit)"),
+    32: ("merge[21,10,1](lit, lit, lit)", "merge[8,8,8,8](lit, lit, lit, lit)", "merge[16,16](lit, lit)"),
+    64: ("merge[50,13,1](lit, lit, lit)", "merge[8,8,8,8,8,8,8,8](lit, lit, lit, lit, lit, lit, lit, lit)"),
+}
+"""Fields that the words of each width are cut into by default."""
+
+
+def warm() -> None:
+    """Compile or load the kernels of all encodings and of the usual fields, for writing and for reading."""
+    for width_bits, texts in PROGRAMS.items():
+        words = np.arange(N_WORDS, dtype=f"u{width_bits // 8}") % 5
+        # Named, so that also those run that five words in a row would not choose.
+        encodings = [Node(Literal(name)) for name in ENCODINGS_BY_NAME]
+        for program in (LIT, *encodings, *map(parse, texts)):
+            if program in encodings and width_bits > 16 and program.op in (Literal("huffman"), Literal("rans")):
+                continue
+            encoded = encode(program, words)
+            assert encoded is not None, "fields and literals take any words"
+            execute(encoded.record)
+
+
+if __name__ == "__main__":
+    warm()
