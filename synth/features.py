@@ -29,7 +29,7 @@ GUARD = 6
 """Words of a sample per live symbol, at least, where an alphabet is to be entropy-coded: else its table is unknown."""
 MAX_DISTINCT = 4096
 """Wide words are counted up to so many different ones."""
-MAX_CUT_WORDS = 4096
+MAX_CUT_WORDS = 2048
 """Words on which cuts are ranked."""
 
 Features: TypeAlias = tuple[int, int, int, int, int, int, int, int]
@@ -68,6 +68,8 @@ class Summary:
     huffman_bits : int
         Of all words of the sample together, by a code made for them; -1 where words are wide, or no code can
         be shorter than they are.
+    by_chance : int
+        Words that would equal the one before in random order; 0 for wide words.
     """
 
     n_words: int
@@ -82,6 +84,12 @@ class Summary:
     table_bits: tuple[int, int, int]
     rare_q24: int
     huffman_bits: int
+    by_chance: int
+
+    @property
+    def repeats(self) -> bool:
+        """Whether words equal the one before clearly more often than in random order."""
+        return 8 * self.equal > 9 * self.by_chance + self.n_words // 32
 
     @property
     def chao(self) -> int:
@@ -115,18 +123,22 @@ def summarise(words: Words, shift: int, width_bits: int, *, whole: bool = True) 
     log_total = log_q20(n)
     if width_bits <= NARROW_BITS:
         counts, (live_counts, places) = _scratch()
-        sums = np.empty(12, np.int64)
+        sums = np.empty(13, np.int64)
         max_live = n if whole else n // GUARD
         tables = counts[0], live_counts, places
         tally(words, shift, mask_of(width_bits), *tables, max_live, log_total, LOGS, SMOOTH_LOGS, sums)
-        live, once, twice, plain, smooth, largest, gaps, lengths, frequencies, rare, equal, varying = sums.tolist()
+        live, once, twice, plain, smooth, largest, gaps, lengths, frequencies, rare, equal, varying, by_chance = (
+            sums.tolist()
+        )
         plain, smooth = max(0, n * log_total - plain), max(0, n * log_total - smooth)
         huffman = n if live == 2 else 0 if live < 2 else -1
         if 2 < live <= max_live and plain * 1024 < (n * largest.bit_length() << LOG_SCALE_BITS) * 1023:
             ascending = np.sort(live_counts[:live])
             huffman = int(huffman_bits(ascending, live_counts[:live]))
         table_bits = gaps, lengths, frequencies
-        return Summary(n, live, once, twice, plain, smooth, equal, varying, largest, table_bits, rare, huffman)
+        return Summary(
+            n, live, once, twice, plain, smooth, equal, varying, largest, table_bits, rare, huffman, by_chance
+        )
     assert shift == 0
     three = np.empty(3, np.uint64)
     outline(words, three)
@@ -137,7 +149,7 @@ def summarise(words: Words, shift: int, width_bits: int, *, whole: bool = True) 
     if counted is not None:
         hits = counted[1]
         live, once, twice = hits.size, int((hits == 1).sum()), int((hits == 2).sum())
-    return Summary(n, live, once, twice, 0, 0, equal, varying, largest, (0, 0, 0), 0, -1)
+    return Summary(n, live, once, twice, 0, 0, equal, varying, largest, (0, 0, 0), 0, -1, 0)
 
 
 def cut_entropies(words: Words, width_bits: int) -> list[tuple[int, int]]:

@@ -76,7 +76,7 @@ def offers(hole: Hole, depth: int, disable: frozenset[str] = frozenset()) -> lis
         # Where the sample is constant but the words are not, the rest of the catalogue follows.
         catalogue = PRODUCTIONS if not hole.exact else (CONSTANT,)
     else:
-        catalogue = PRODUCTIONS
+        catalogue = PRODUCTIONS if hole.is_float else _NOT_FLOAT
     if hole.closed or hole.depth >= depth:
         catalogue = (CONSTANT,)
     return [
@@ -264,3 +264,4 @@ PRODUCTIONS: tuple[Production, ...] = (
     Production("offset", "map", lambda hole: hole.exact and hole.depth <= 1 and _codeless(hole), _always(Offset())),
 )  # fmt: skip
 """The catalogue, in the order in which ties are broken."""
+_NOT_FLOAT = tuple(production for production in PRODUCTIONS if production.family != "float")

@@ -163,7 +163,7 @@ class Hole:
 
     def _with_lz(self, literal: LiteralCost) -> LiteralCost:
         """Return the cheapest literal, LZ included where words repeat, and at the root in any case."""
-        if self.depth and not self.features[1]:
+        if self.depth and not self.summary.repeats:
             return literal
         if self.stream.n_bytes < MIN_LZ_BYTES or literal.bits_q8 <= 8 * BYTE_Q8:
             return literal

@@ -55,8 +55,9 @@ class Template:
 
 
 LZ, RAW, BITPACK = (Template(encoding, None, (), 0) for encoding in ("lz", "raw", "bitpack"))
-LZ_BYTES = 4 << 20
-"""LZ is slow: a literal of more bytes has to promise more before the search insists on it."""
+LZ_INSIST = 48
+"""The emitter tries matches on its own where the first words promise some. The search insists on them where they
+are expected to save one part in this many: the least that they must, and what a sample may err."""
 
 
 def template_of(hole: Hole) -> Template | None:
@@ -129,8 +130,7 @@ def _settled(hole: Hole, literal_q8: int, encoding: str) -> Template | None:
     stream is not worth counting again. Anything else depends on the segment.
     """
     if encoding == "lz":
-        least_q8 = hole.plain_q8 >> (5 if hole.stream.n_bytes <= LZ_BYTES else 3)
-        return LZ if literal_q8 <= hole.plain_q8 - least_q8 else None
+        return LZ if literal_q8 <= hole.plain_q8 - hole.plain_q8 // LZ_INSIST else None
     width_bits = hole.stream.width_bits
     is_noise = hole.features[0] == (FLAT if width_bits <= NARROW_BITS else 3)
     if (

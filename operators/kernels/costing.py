@@ -51,12 +51,12 @@ def tally(
         Logarithm of ``words.size``.
     logs, smooth_logs : int64 arrays, shape (LOG_TABLE_SIZE,)
         log2(x), and Grassberger's substitute for it.
-    sums : int64 array, shape (12,)
+    sums : int64 array, shape (13,)
         Set to: live fields, those seen once, those seen twice, sum of ``x * log2(x)``, the same with
         `smooth_logs`, the largest field; of a table in the form of `operators.kernels.alphabet`, the bits of its
         gaps, of its levels as differences, and of its values; what fields rarer than one in 2**14 would need
-        to become that frequent, in 2**-24 of all; the fields equal to the one before, and the or of all
-        differences to the first.
+        to become that frequent, in 2**-24 of all; the fields equal to the one before, the or of all
+        differences to the first, and how many would equal the one before in random order.
     """
     equal = 0
     varying = np.uint64(0)
@@ -84,6 +84,7 @@ def tally(
     value_bits = 0
     level = 0
     rare = 0
+    pairs = 0
     for symbol in range(mask + 1):
         x = np.int64(counts[symbol])
         # Written in any case, and kept where it counts: a branch would be mispredicted in noise.
@@ -98,6 +99,7 @@ def tally(
             once += 1
         elif x == 2:
             twice += 1
+        pairs += x * x
         y = x
         up = 0
         while y > 65536:
@@ -144,6 +146,7 @@ def tally(
     sums[9] = rare
     sums[10] = equal
     sums[11] = np.int64(varying)
+    sums[12] = pairs // max(1, total)
 
 
 @kernel("summary")
