@@ -32,7 +32,9 @@ RANS_FIXED_BITS = 32
 PIECES = 64
 PROBE_BYTES = 1 << 10
 """Bytes of each piece, on which LZ has to save one part in `PROBE_GAIN` to be looked at further."""
-PROBE_GAIN = 32
+PROBE_GAIN = 64
+FRAME_BYTES = 10
+"""What each piece takes for the frame around it, and the whole stream but once."""
 LZ_SAMPLE_BYTES = 8 << 10
 """Bytes of each piece on which LZ is then judged."""
 WHOLE_PROBE_BYTES = 512 << 10
@@ -174,7 +176,7 @@ class LzProbe:
     @staticmethod
     def _judge(compressor: zstandard.ZstdCompressor, pieces: list[Words], stream: Stream) -> int:
         """Return what `stream` would take by the mean of `pieces`."""
-        n_bytes = sum(len(compressor.compress(piece.data)) for piece in pieces)
+        n_bytes = sum(len(compressor.compress(piece.data)) - FRAME_BYTES for piece in pieces)
         return BYTE_Q8 * n_bytes * stream.n_words // (len(pieces) * pieces[0].size)
 
 
