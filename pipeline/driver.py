@@ -16,7 +16,7 @@ import zstandard
 from blake3 import blake3
 
 from configs.recipe import Config, recipe_digest
-from operators.errors import ArchiveError, ChangedError, NothingMatchedError, StoreError
+from operators.errors import ArchiveError, ChangedError, NothingMatchedError, StoreError, UsageError
 from operators.record import WRITER_REVISION
 from pipeline.archive import create_archive, faults_of
 from pipeline.calibration import learn_prior
@@ -243,9 +243,17 @@ def package_version() -> str:
 
 
 def _inside(source_url: str, archive_url: str) -> str | None:
-    """Return the prefix of the archive below the source, or None where it lies elsewhere."""
+    """Return the prefix of the archive below the source, or None where it lies elsewhere.
+
+    Raises
+    ------
+    UsageError
+        They are the same place.
+    """
     source, archive = source_url.rstrip("/") + "/", archive_url.rstrip("/") + "/"
-    return archive.removeprefix(source) if archive.startswith(source) and archive != source else None
+    if source == archive:
+        raise UsageError("an archive apart from its source", "the same place", archive_url, "name another ARCHIVE")
+    return archive.removeprefix(source) if archive.startswith(source) else None
 
 
 def _deduplicated_bytes(rows: Sequence[Row]) -> int:

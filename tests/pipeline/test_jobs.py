@@ -307,6 +307,7 @@ def test_an_archive_inside_its_source_is_not_archived(tmp_path: Path, capsys: Ca
     folder = write(tmp_path / "source", {"a.bin": noise(1, 100)})
     for _ in range(2):
         assert Ran(capsys, "archive", folder, folder / "archive", *QUICK).json["files"] == 1
+    assert Ran(capsys, "archive", folder, folder, *QUICK).code == 2
 
 
 def test_a_file_that_cannot_be_read_fails_alone(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
