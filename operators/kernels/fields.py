@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from operators.kernels.jit import kernel
 from operators.kernels.lanes import both, down, up
+from operators.words import Words
 
 
 @kernel("out")
@@ -27,6 +29,32 @@ def join_field(field: Any, shift: int, out: Any) -> None:
     else:
         for i in range(out.size):
             out[i] |= up(out.dtype.type(field[i]), shift)
+
+
+@kernel("out")
+def join_three(a: Any, b: Any, c: Any, second: int, third: int, out: Any) -> None:
+    """Write words of three fields, which start at bits 0, `second` and `third`, in one pass."""
+    for i in range(out.size):
+        out[i] = out.dtype.type(a[i]) | up(out.dtype.type(b[i]), second) | up(out.dtype.type(c[i]), third)
+
+
+def split_fields(words: Words, widths: Sequence[int], fields: Sequence[Words]) -> None:
+    """Write the fields of `widths` bits of every word, the lowest first, to arrays of their containers."""
+    shift = 0
+    for width, field in zip(widths, fields, strict=True):
+        split_field(words, shift, width, field)
+        shift += width
+
+
+def join_fields(fields: Sequence[Words], widths: Sequence[int], out: Words) -> None:
+    """Inverse of `split_fields`."""
+    if len(widths) == 3:
+        join_three(fields[0], fields[1], fields[2], widths[0], widths[0] + widths[1], out)
+        return
+    shift = 0
+    for width, field in zip(widths, fields, strict=True):
+        join_field(field, shift, out)
+        shift += width
 
 
 @kernel("out")

@@ -21,7 +21,7 @@ import numpy as np
 
 from operators.base import BLOCK_WORDS, Operator, Source, Stream
 from operators.errors import FormatError
-from operators.kernels.fields import join_field, split_field
+from operators.kernels.fields import join_fields, split_fields
 from operators.words import Words, container
 
 
@@ -54,14 +54,9 @@ class Merge(Operator):
         return tuple(Stream(width, stream.n_words) for width in self.widths)
 
     def targets(self, words: Words, stream: Stream) -> tuple[Words, ...] | None:
-        fields = []
-        shift = 0
-        for width in self.widths:
-            field = np.empty(words.size, container(width))
-            split_field(words, shift, width, field)
-            fields.append(field)
-            shift += width
-        return tuple(fields)
+        fields = tuple(np.empty(words.size, container(width)) for width in self.widths)
+        split_fields(words, self.widths, fields)
+        return fields
 
     def source(self, children: Sequence[Source], stream: Stream) -> Source:
         return _MergeSource(children, self.widths, min(BLOCK_WORDS, stream.n_words))
@@ -76,9 +71,7 @@ class _MergeSource(Source):
     def read(self, out: Words) -> None:
         for start in range(0, out.size, BLOCK_WORDS):
             block = out[start : start + BLOCK_WORDS]
-            shift = 0
-            for child, width, scratch in zip(self.children, self.widths, self.fields, strict=True):
-                field = scratch[: block.size]
+            fields = [scratch[: block.size] for scratch in self.fields]
+            for child, field in zip(self.children, fields, strict=True):
                 child.read(field)
-                join_field(field, shift, block)
-                shift += width
+            join_fields(fields, self.widths, block)

@@ -125,7 +125,7 @@ def test_code_lengths_of_the_largest_alphabet() -> None:
 
 
 @pytest.mark.parametrize(
-    "lengths", [[1], [0, 1], [1, 1, 1], [2, 2, 2], [1, 2], [14, 14], [1, 2, 3, 4], [*range(1, 16), 15]]
+    "lengths", [[1], [0, 1], [0, 1, 1], [1, 1, 1], [2, 2, 2], [1, 2], [14, 14], [1, 2, 3, 4], [*range(1, 16), 15]]
 )
 def test_incomplete_and_oversubscribed_codes_are_refused(lengths: list[int]) -> None:
     assert canonical_codes(np.array(lengths), np.empty(len(lengths), np.int64)) == -1
