@@ -143,7 +143,7 @@ def summarise(words: Words, shift: int, width_bits: int, *, whole: bool = True) 
     three = np.empty(3, np.uint64)
     outline(words, three)
     equal, varying, largest = three.tolist()
-    counted = _distinct(words, MAX_DISTINCT)
+    counted = count_distinct(words, MAX_DISTINCT)
     # Too many to count: as if no word occurred twice.
     live, once, twice = n, n, 0
     if counted is not None:
@@ -159,7 +159,7 @@ def cut_entropies(words: Words, width_bits: int) -> list[tuple[int, int]]:
     `NARROW_BITS`.
     """
     words = np.ascontiguousarray(words[:: -(-words.size // MAX_CUT_WORDS)])
-    counted = _distinct(words, words.size)
+    counted = count_distinct(words, words.size)
     assert counted is not None
     sums = np.zeros((width_bits, 2), np.int64)
     counts, _ = _scratch()
@@ -180,8 +180,8 @@ def _scratch() -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     return scratch
 
 
-def _distinct(words: Words, limit: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]] | None:
-    """Return the distinct words and how often each occurs, or None where there are more than `limit`."""
+def count_distinct(words: Words, limit: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]] | None:
+    """Return the distinct words in some order and how often each occurs, or None where there are more than `limit`."""
     size = 1 << (2 * min(limit, words.size)).bit_length()
     slots, hits = np.empty(size, np.uint64), np.zeros(size, np.int64)
     n_distinct = int(distinct_words(words, limit, slots, hits))

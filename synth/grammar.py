@@ -3,8 +3,9 @@
 A `Production` offers a step to the holes that its detector admits, the best of a sweep where it has
 parameters. What cannot apply is never offered, and so never costs an expansion.
 
-Maps of words above an entropy-coded literal change nothing, so they are offered only where a literal is
-bit-packed or under a scan.
+Maps of words above an entropy-coded literal change nothing, so an offset is offered only where a literal is
+bit-packed, and zigzag only under a scan. The other maps of the language have never won on real tensors and
+are not offered at all.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from operators.kernels.costing import LOG_SCALE_BITS, is_ramp
-from operators.ops.gray import Gray
 from operators.ops.scan import ScanAdd, ScanXor
 from operators.ops.zigzag import Zigzag
 from synth.features import FLAT, MAX_CUT_WORDS, cut_entropies
@@ -240,7 +240,7 @@ PRODUCTIONS: tuple[Production, ...] = (
     *(
         Production(_float_name(top, low), "float", _float_offered(top, low), _float_split(top, low))
         for top, low in (
-            (0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (2, 8), (0, 16), (2, 16), (3, 16), (0, DEAD), (2, DEAD),
+            (0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (2, 8), (0, 16), (2, 16), (3, 16), (2, DEAD),
         )
     ),
     *(
@@ -260,7 +260,6 @@ PRODUCTIONS: tuple[Production, ...] = (
         )
     ),
     Production("zigzag", "map", lambda hole: _wide(hole) and hole.tag.startswith("scan_add"), _always(Map(Zigzag()))),
-    Production("gray", "map", lambda hole: _wide(hole) and _codeless(hole), _always(Map(Gray()))),
     Production("offset", "map", lambda hole: hole.exact and hole.depth <= 1 and _codeless(hole), _always(Offset())),
 )  # fmt: skip
 """The catalogue, in the order in which ties are broken."""

@@ -19,13 +19,14 @@ from operators.kernels.costing import first_change, first_period, last_change
 from operators.ops.add import Add
 from operators.ops.concat import Concat
 from operators.ops.const import Const
-from operators.ops.dictionary import Dictionary, distinct
+from operators.ops.dictionary import Dictionary
 from operators.ops.merge import Merge
 from operators.ops.repeat import Repeat
 from operators.ops.scan import ScanAdd, ScanXor
 from operators.ops.unpack import Unpack
 from operators.words import Words
 from synth.cost import node_q8
+from synth.features import count_distinct
 from synth.hole import Field, Hole, Region
 from synth.sample import Sample, take_sample
 
@@ -199,13 +200,8 @@ class Lookup(Step):
     label = "dictionary"
 
     def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
-        if words.size == 0:
-            return None
-        # A prefix of a few words refuses most streams that the sample has misjudged.
-        if distinct(words[: 4 * MAX_DICTIONARY]).size > MAX_DICTIONARY:
-            return None
-        n_values = distinct(words).size
-        return Dictionary(n_values) if n_values <= MAX_DICTIONARY else None
+        counted = count_distinct(words, MAX_DICTIONARY)
+        return Dictionary(counted[0].size) if counted is not None and words.size else None
 
     def expand(self, hole: Hole) -> Expansion | None:
         if not 0 < hole.summary.live <= MAX_DICTIONARY:

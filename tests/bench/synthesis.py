@@ -184,8 +184,13 @@ def orders(curves: Mapping[str, Sequence[Curve]], best: Sequence[int]) -> Table:
     table.notes.append(f"median ratio {medians['learned'] / max(1, medians['uniform']):.2f}, bar 0.5")
     table.notes.append(f"mean ratio {means['learned'] / max(1, means['uniform']):.2f}, bar 0.75")
     for budget in (64, 256):
-        worse = sum(a.at(budget) > b.at(budget) for a, b in zip(curves["learned"], curves["depth 1"], strict=True))
-        table.notes.append(f"at {budget} expansions it is worse than depth 1 on {worse} tensors")
+        ratios = [a.at(budget) / b.at(budget) for a, b in zip(curves["learned"], curves["depth 1"], strict=True)]
+        worse = sum(ratio > 1.0001 for ratio in ratios)
+        table.notes.append(
+            f"at {budget} expansions it is worse than depth 1 by over 0.01 % on {worse} tensors, by "
+            f"{100 * (max(ratios) - 1):.3f} % at most, and smaller by {100 * (1 - statistics.mean(ratios)):.2f} % "
+            "in the mean"
+        )
     return table
 
 
