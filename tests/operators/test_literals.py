@@ -292,6 +292,8 @@ def test_frames_beyond_the_promise_are_refused() -> None:
         frame(1000, write_content_size=0),
         frame(1000, write_checksum=1),
         frame(1000) + frame(1000),
+        frame(1000) + frame(0),
+        frame(1000) + b"\x50\x2a\x4d\x18" + bytes(4),  # a skippable frame
         # A frame that lies: it states 1000 bytes, but its blocks hold 16 MiB.
         b"\x28\xb5\x2f\xfd\x60" + (1000 - 256).to_bytes(2, "little") + bomb[10:],
     ):
@@ -329,6 +331,35 @@ def test_reads_beyond_the_end_are_refused() -> None:
 
 
 # -- without the JIT ----------------------------------------------------------------------------------
+
+READ_DAMAGE = """
+from operators.errors import DamageError
+from tests.operators.test_literals import ENCODINGS_BY_NAME, NAMES, Stream, decode, make_words, payload_of, plan_of
+refused = 0
+for name in NAMES:
+    for kind, width_bits, n_words in (("skewed", 8, 90), ("few", 11, 70), ("skewed", 7, 4100)):
+        encoding, stream = ENCODINGS_BY_NAME[name], Stream(width_bits, n_words)
+        words = make_words(kind, width_bits, n_words, 4)
+        plan = plan_of(encoding, words, stream)
+        payload = b"" if plan is None else payload_of(plan, words)
+        step = 1 if n_words < 100 else len(payload) // 5 + 1
+        for at in range(0, len(payload), step):
+            flipped = bytearray(payload)
+            flipped[at] ^= 0x41
+            for damaged in (payload[:at], bytes(flipped)):
+                try:
+                    decode(encoding, damaged, stream)
+                except DamageError:
+                    refused += 1
+assert refused > 100, refused
+"""
+
+
+def test_interpreted_kernels_stay_inside_damaged_payloads() -> None:
+    """Compiled kernels would read beyond an array unseen; interpreted ones check every access."""
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
+    subprocess.run([sys.executable, "-W", "error", "-c", READ_DAMAGE], env=environment, cwd=ROOT, check=True)
+
 
 PRINT_DIGESTS = """
 import hashlib
