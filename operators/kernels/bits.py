@@ -5,6 +5,7 @@ words of `width` bits are `width` bytes, so narrow words go eight at a time thro
 by one instruction or a few shifts; what is left of them, and wide words, go through an accumulator.
 """
 
+# mypy: disable-error-code="no-any-return"
 from __future__ import annotations
 
 from typing import Any
@@ -128,6 +129,53 @@ def unpack_u16(packed: NDArray[np.uint8], width: int, out: NDArray[np.uint8]) ->
     return n_groups * 8
 
 
+@inlined
+def _whole_groups(n_bits: Any, words_per_piece: Any, n_words: Any, n_bytes: Any) -> Any:
+    """Return how many words, in groups of 8, go in pieces of `n_bits` that are loaded or stored as 8 bytes."""
+    if n_bytes < 8:
+        return 0
+    # The last of n pieces starts at bit (n - 1) * n_bits.
+    n_pieces = (8 * (n_bytes - 8) + 7) // n_bits + 1
+    return min(n_words, n_pieces * words_per_piece) & ~7
+
+
+@kernel("out")
+def pack_u32(words: NDArray[np.uint32], width: int, out: NDArray[np.uint8]) -> int:
+    """Pack words of up to 28 bits, two at once, while 8 bytes of `out` are left; return the words packed."""
+    w, eight = np.uint64(width), np.uint64(8)
+    bit, carry = np.uint64(0), np.uint64(0)
+    n = _whole_groups(2 * width, 2, words.size, out.size)
+    for i in range(0, n, 2):
+        piece = np.uint64(words[i]) | (np.uint64(words[i + 1]) << w)
+        held = (piece << (bit & np.uint64(7))) | carry
+        at = bit >> np.uint64(3)
+        store_u64(out, at, held)
+        bit += w + w
+        carry = held >> (((bit >> np.uint64(3)) - at) * eight)
+    return n
+
+
+@kernel("out")
+def unpack_wide(packed: NDArray[np.uint8], width: int, out: NDArray[Any]) -> int:
+    """Unpack words of up to 56 bits while 8 bytes of `packed` can be read; return the words unpacked."""
+    w, one = np.uint64(width), np.uint64(1)
+    mask = (one << w) - one
+    bit = np.uint64(0)
+    if width > 28:
+        n = _whole_groups(width, 1, out.size, packed.size)
+        for i in range(n):
+            out[i] = (load_u64(packed, bit >> np.uint64(3)) >> (bit & np.uint64(7))) & mask
+            bit += w
+        return n
+    n = _whole_groups(2 * width, 2, out.size, packed.size)
+    for i in range(0, n, 2):
+        piece = load_u64(packed, bit >> np.uint64(3)) >> (bit & np.uint64(7))
+        out[i] = piece & mask
+        out[i + 1] = (piece >> w) & mask
+        bit += w + w
+    return n
+
+
 @kernel("out")
 def pack_any(words: NDArray[Any], width: int, first: int, out: NDArray[np.uint8]) -> None:
     """Pack `words` from `first` on (a multiple of 8) to the end of `out`; width 1 to 64."""
@@ -191,6 +239,8 @@ def pack(words: NDArray[Any], width_bits: int, out: NDArray[np.uint8]) -> None:
         done = pack_u8(words, width_bits, out)
     elif words.itemsize == 2:
         done = pack_u16(words.view(np.uint8), width_bits, out)
+    elif width_bits <= 28:
+        done = pack_u32(words, width_bits, out)
     if done < words.size:
         pack_any(words, width_bits, done, out)
 
@@ -205,5 +255,7 @@ def unpack(packed: NDArray[np.uint8], width_bits: int, out: NDArray[Any]) -> Non
         done = unpack_u8(packed, width_bits, out)
     elif out.itemsize == 2:
         done = unpack_u16(packed, width_bits, out.view(np.uint8))
+    elif width_bits <= 56:
+        done = unpack_wide(packed, width_bits, out)
     if done < out.size:
         unpack_any(packed, width_bits, done, out)
