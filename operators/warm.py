@@ -15,8 +15,13 @@ from operators.run import encode, execute
 N_WORDS = 256
 PROGRAMS = {
     8: ("merge[4,4](lit, lit)", "merge[1,7](lit, lit)"),
-    16: ("merge[5,10,1](lit, lit, lit)", "merge[8,8](lit, lit)", "merge[4,11,1](lit, lit, lit)"),
-    32: ("merge[21,10,1](lit, lit, lit)", "merge[8,8,8,8](lit, lit, lit, lit)", "merge[16,16](lit, lit)"),
+    16: ("merge[5,10,1](lit, lit, lit)", "merge[8,8](lit, lit)", "merge[6,10](lit, lit)"),
+    32: (
+        "merge[21,10,1](lit, lit, lit)",
+        "merge[22,10](lit, lit)",
+        "merge[8,8,8,8](lit, lit, lit, lit)",
+        "merge[16,16](lit, lit)",
+    ),
     64: ("merge[50,13,1](lit, lit, lit)", "merge[8,8,8,8,8,8,8,8](lit, lit, lit, lit, lit, lit, lit, lit)"),
 }
 """Fields that the words of each width are cut into by default."""
