@@ -13,13 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from operators.base import Operator, Stream
 from operators.words import Words
 
 WINDOW_WORDS = 64
 """Adjacent columns of a window of a matrix."""
-WINDOWS = 4
+WINDOWS = 2
 """Windows of a row, more only where the matrix has too few rows."""
 FLAT_WINDOW_WORDS = 1024
 """Adjacent words of a window where there are no rows."""
@@ -143,6 +144,6 @@ def take_sample(words: Words, width_bits: int, columns: int, n_sample: int, n_ex
     return Sample(picked, stream, columns, (pairs, 2, windows, run))
 
 
-def _spread(count: int, last: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return `count` integers from 0 to `last`, evenly spread."""
-    return np.arange(count) * last // max(1, count - 1)
+def _spread(count: int, last: int) -> NDArray[np.int64]:
+    """Return `count` integers from 0 to `last`, evenly spread, the ends left out: first and last rows are special."""
+    return (2 * np.arange(count) + 1) * (last + 1) // (2 * count)

@@ -89,6 +89,7 @@ class Search:
         self._serial = 0
         self._prior = Prior.uniform()
         self._shuffle: int | None = None
+        self._is_thrifty = False
         self.holes: list[Hole] = [root]
 
     def run(self, prior: Prior, budget: int, *, shuffle: int | None = None) -> None:
@@ -103,6 +104,7 @@ class Search:
         """
         self._prior = prior
         self._shuffle = shuffle
+        self._is_thrifty = prior.informed and self.options.min_gain_ppm > 0 and not self.root.summary.repeats
         self._queue.clear()
         self._waiting.clear()
         self.held_bytes = self.root.sample.words.nbytes
@@ -161,9 +163,7 @@ class Search:
         for child in edge.children:
             child.parent = edge
             child.path_q10 = hole.path_q10 + belief.bits_q10
-        least = ACCEPT_EXACT_Q8 if hole.exact else hole.best_q8 * 3 // 10000 + ACCEPT_SAMPLED_Q8
-        if edge.cost_q8 < hole.best_q8 - least:
-            self._improve(edge)
+        self._improve(edge)
         self.holes.extend(edge.children)
         self.n_holes += len(edge.children)
         for child in edge.children:
@@ -188,13 +188,15 @@ class Search:
         A step that wins takes a hole to about the literal less the gain of the prior. Where the hole is there
         already, it may still be a little better than others of its kind. The longer nothing better was
         found, the more a step has to promise: the prior has been wrong about this tensor so often.
+
+        Words that repeat are searched to the end of the budget: of exact structure no statistics tell.
         """
-        if not self._prior.informed or not self.options.min_gain_ppm:
+        if not self._is_thrifty:
             return
         literal_q8, best_q8 = item.hole.literal.bits_q8, item.hole.best_q8
         in_vain = self.expansions - self.improvements[-1].expansions
         least_q8 = self.root.literal.bits_q8 * self.options.min_gain_ppm // 1_000_000 + LEAST_GAIN_Q8
-        least_q8 *= 1 + in_vain
+        least_q8 *= 1 + in_vain + in_vain * in_vain // 8
         while item.left:
             belief = item.left[-1][0]
             usual_q8 = literal_q8 * belief.gain_q10 >> 10
@@ -207,9 +209,11 @@ class Search:
         """Make `edge` the best of its hole and push the improvement up; holes that waited may matter now."""
         before = self.root.best_q8
         above: Edge | None = edge
-        while above is not None and above.cost_q8 < above.hole.best_q8:
+        while above is not None and _is_better(above):
             above.hole.best_q8, above.hole.best_edge = above.cost_q8, above
             above = above.hole.parent
+        if above is edge:
+            return
         if self.root.best_q8 < before:
             self.improvements.append(Improvement(self.expansions, self.root.best_q8, template_of(self.root)))
         for item in self._waiting:
@@ -258,6 +262,18 @@ class Search:
             return slack
         weight = LAMBDA_Q16[self.expansions >= ANNEAL_EXPANSIONS]
         return slack + (self.root.literal.bits_q8 * bits * weight >> 26)
+
+
+def _is_better(edge: Edge) -> bool:
+    """Whether an edge saves enough to become the best of its hole, or is that and has become better."""
+    hole = edge.hole
+    least = 1
+    if edge is not hole.best_edge:
+        least = ACCEPT_EXACT_Q8
+        if not hole.exact:
+            least = hole.best_q8 * 3 // 10000 + ACCEPT_SAMPLED_Q8
+            least = max(least, hole.best_q8 // edge.step.part if edge.step.part else 0)
+    return edge.cost_q8 <= hole.best_q8 - least
 
 
 def forced_q8(hole: Hole) -> int:

@@ -48,9 +48,13 @@ class Step(ABC):
     ----------
     fixed : bool
         Whether the operator is the same for all words of a shape; otherwise it has to be fitted.
+    part : int
+        On a large stream it has to save one part in this many of what it replaces, for the time that it takes
+        of every writer and reader; 0 where it takes next to none.
     """
 
     fixed: ClassVar[bool] = False
+    part: ClassVar[int] = 0
 
     @property
     @abstractmethod
@@ -95,6 +99,7 @@ class Narrow(Step):
     """Narrower words."""
 
     fixed = True
+    part = 64
     width_bits: int
 
     @property
@@ -114,6 +119,7 @@ class Map(Step):
     """A bijection of words without parameters of its own."""
 
     fixed = True
+    part = 64
     op: Operator
 
     @property
@@ -147,6 +153,7 @@ class Delta(Step):
     """A scan along the words or along the columns of a matrix."""
 
     fixed = True
+    part = 64
     kind: type[ScanAdd | ScanXor]
     by_row: bool
 

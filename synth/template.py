@@ -117,7 +117,8 @@ def weigh(hole: Hole, template: Template | None, *, exact: bool = False) -> Weig
     cost_q8, holes = expansion
     children = tuple(weigh(child, below, exact=exact) for child, below in zip(holes, template.children, strict=True))
     cost_q8 += sum(child.cost_q8 for child in children)
-    if cost_q8 >= literal_q8:
+    part = 0 if hole.exact or template.step is None else template.step.part
+    if cost_q8 >= literal_q8 - (literal_q8 // part if part else 0):
         return literal
     pruned = Template(template.name, template.step, tuple(child.template for child in children), template.prior_q10)
     return Weighed(pruned, hole.tag, hole.stream, cost_q8, "", children)
