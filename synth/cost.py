@@ -5,7 +5,7 @@ writes, where the words are few enough, or on a larger sample (`synth.template.w
 
 Three guards make a small sample enough. Entropies come from Grassberger's estimator. An alphabet with
 more live symbols than a sixth of the sample is taken as not entropy-coded: its table is unknown. The size of
-a table counts the symbols that the sample has missed, by Chao's estimate.
+a table, and of the code space that rare symbols take, counts those that the sample has missed.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from dataclasses import dataclass
 
 import zstandard
 
-from operators.base import BLOCK_WORDS, Operator, Profile, Stream
-from operators.kernels.histogram import histogram
-from operators.literals.lz import LzTrial
-from operators.literals.profile import choose, faster_bound
+from operators.base import BLOCK_WORDS, Operator, Stream
+from operators.literals.profile import Profiler, choose, faster_bound
 from operators.literals.rans import RUN_WORDS, lanes_of
 from operators.words import Words
-from synth.features import NARROW_BITS, Summary
+from synth.features import Summary
 from synth.logs import log_q20
 
 Q8 = 256
@@ -138,14 +136,10 @@ def exact_literal(words: Words, stream: Stream, *, with_lz: bool) -> tuple[int, 
     with_lz : bool
         Whether LZ is tried too, which is slow.
     """
-    counts = histogram(words, stream.width_bits) if stream.width_bits <= NARROW_BITS else None
-    payload = None
-    if with_lz:
-        trial = LzTrial(stream)
-        for start in range(0, words.size, BLOCK_WORDS):
-            trial.add(words[start : start + BLOCK_WORDS])
-        payload = trial.finish()
-    name, plan = choose(Profile(stream, counts, int(words.max()) if words.size else 0, payload))
+    profiler = Profiler(stream, "" if with_lz else "rans")  # what rANS needs serves all but LZ
+    for start in range(0, words.size, BLOCK_WORDS):
+        profiler.add(words[start : start + BLOCK_WORDS])
+    name, plan = choose(profiler.finish())
     return literal_q8(plan.n_bytes * BYTE_Q8), name
 
 
