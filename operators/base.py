@@ -142,12 +142,15 @@ class Profile:
         The largest word, 0 for an empty stream.
     lz_payload : bytes or None
         The whole LZ payload, where a trial on the first block made it worth while.
+    live : int64 array, shape (m,), or None
+        The words that occur, ascending, where they have been found already.
     """
 
     stream: Stream
     counts: NDArray[np.int64] | None
     largest: int
     lz_payload: bytes | None = None
+    live: NDArray[np.int64] | None = None
 
 
 class Writer(ABC):

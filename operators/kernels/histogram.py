@@ -20,9 +20,10 @@ Tables = NDArray[np.uint32]
 
 @kernel("tables")
 def count_u8(words: NDArray[np.uint8], tables: Tables) -> None:
-    """Add how often each word occurs to `tables`, shape (4, 2**k) for some k <= 8, words taken modulo 2**k."""
+    """Add how often each word occurs to `tables`, shape (4 or 1, 2**k), words taken modulo 2**k; k <= 8."""
     mask = np.uint64(tables.shape[1] - 1)
-    a, b, c, d = tables[0], tables[1], tables[2], tables[3]
+    last = tables.shape[0] - 1
+    a, b, c, d = tables[0], tables[1 & last], tables[2 & last], tables[3 & last]
     one = np.uint32(1)
     n_fast = words.size & ~7
     for i in range(0, n_fast, 8):
@@ -43,7 +44,8 @@ def count_u8(words: NDArray[np.uint8], tables: Tables) -> None:
 def count_u16(words: NDArray[np.uint8], tables: Tables) -> None:
     """As `count_u8` for words of two bytes, given as a view of their bytes; k <= 16."""
     mask = np.uint64(tables.shape[1] - 1)
-    a, b, c, d = tables[0], tables[1], tables[2], tables[3]
+    last = tables.shape[0] - 1
+    a, b, c, d = tables[0], tables[1 & last], tables[2 & last], tables[3 & last]
     one = np.uint32(1)
     n_fast = words.size & ~7
     for i in range(0, n_fast, 8):
@@ -125,12 +127,15 @@ class Histogram:
     ----------
     width_bits : int
         1 to 16.
+    n_words : int
+        About how many words there will be: tables larger than that are not worth their number.
     """
 
-    def __init__(self, width_bits: int) -> None:
+    def __init__(self, width_bits: int, n_words: int = 1 << 32) -> None:
         self._width = width_bits
-        self._group = group_of(width_bits)
-        self._tables = np.zeros((4 if self._group == 1 else 2, 1 << width_bits * self._group), np.uint32)
+        self._group = group_of(width_bits) if n_words >= 1 << 12 else 1
+        n_tables = 1 if n_words < 1 << width_bits else 4 if self._group == 1 else 2
+        self._tables = np.zeros((n_tables, 1 << width_bits * self._group), np.uint32)
         self._rest = np.zeros(1 << width_bits, np.int64)
 
     def add(self, words: NDArray[Any]) -> None:
@@ -154,6 +159,6 @@ class Histogram:
 
 def histogram(words: NDArray[Any], width_bits: int) -> NDArray[np.int64]:
     """Return how often each word of `words` (below ``2**width_bits``, at most 16 bits) occurs."""
-    counted = Histogram(width_bits)
+    counted = Histogram(width_bits, words.size)
     counted.add(words)
     return counted.counts()

@@ -137,7 +137,7 @@ class Huffman(Encoding):
         stream = profile.stream
         if profile.counts is None or not stream.n_words:
             return None
-        symbols = np.flatnonzero(profile.counts)
+        symbols = np.flatnonzero(profile.counts) if profile.live is None else profile.live
         if symbols.size > 1 << MAX_LENGTH:
             return None
         counts = profile.counts[symbols]

@@ -52,7 +52,8 @@ class LzTrial:
         if not self._tried and words.size:
             self._tried = True
             start = words[: TRIAL_BYTES // words.itemsize]
-            if self._always or (_is_worth_while(start) and _is_worth_while(words)):
+            width_bits = self._stream.width_bits
+            if self._always or (_is_worth_while(start, width_bits) and _is_worth_while(words, width_bits)):
                 self._compressor = _compressor(self._stream.n_bytes).compressobj(size=self._stream.n_bytes)
         if self._compressor is not None:
             self._parts.append(self._compressor.compress(words.view(np.uint8).data))
@@ -61,28 +62,29 @@ class LzTrial:
             # behind what was taken by a block.
             if not self._always and self._made_bytes > self._most_bytes > 0:
                 self._compressor = None
-            self._most_bytes += _most_bytes(words)
+            self._most_bytes += _most_bytes(words, self._stream.width_bits)
 
     def finish(self) -> bytes | None:
         """Return the payload, or None."""
         return b"".join((*self._parts, self._compressor.flush())) if self._compressor is not None else None
 
 
-def _is_worth_while(words: Words) -> bool:
-    return len(zstandard.ZstdCompressor(level=_TRIAL_LEVEL).compress(words.view(np.uint8).data)) < _most_bytes(words)
+def _is_worth_while(words: Words, width_bits: int) -> bool:
+    made = zstandard.ZstdCompressor(level=_TRIAL_LEVEL).compress(words.view(np.uint8).data)
+    return len(made) < _most_bytes(words, width_bits)
 
 
-def _most_bytes(words: Words) -> int:
+def _most_bytes(words: Words, width_bits: int) -> int:
     """Return what LZ may take of `words`."""
-    if words.itemsize <= 2:
-        planes = [words]
-    else:
+    planes = [words]
+    if width_bits > 16:
+        width_bits = 8
         bytes_of_words = words.view(np.uint8).reshape(-1, words.itemsize)
         planes = [np.ascontiguousarray(bytes_of_words[:, k]) for k in range(words.itemsize)]
     log_total = int(log2_q16(np.array([words.size]))[0])
     bits_q16 = 0
     for plane in planes:
-        counts = histogram(plane, 8 * plane.itemsize)
+        counts = histogram(plane, width_bits)
         live = counts[counts > 0]
         bits_q16 += words.size * log_total - int(live @ log2_q16(live))
     order_0_bytes = bits_q16 >> 19

@@ -41,7 +41,7 @@ class Profiler:
     def __init__(self, stream: Stream, encoding: str = "") -> None:
         self._stream = stream
         is_counted = stream.width_bits <= 16 and encoding not in ("raw", "bitpack", "lz")
-        self._histogram = Histogram(stream.width_bits) if is_counted else None
+        self._histogram = Histogram(stream.width_bits, stream.n_words) if is_counted else None
         self._largest = 0
         self._lz = LzTrial(stream, always=encoding == "lz") if encoding in ("", "lz") else None
 
@@ -61,7 +61,7 @@ class Profiler:
             return Profile(self._stream, None, self._largest, lz_payload)
         counts = self._histogram.counts()
         live = np.flatnonzero(counts)
-        return Profile(self._stream, counts, int(live[-1]) if live.size else 0, lz_payload)
+        return Profile(self._stream, counts, int(live[-1]) if live.size else 0, lz_payload, live)
 
 
 def choose(profile: Profile) -> tuple[str, Plan]:

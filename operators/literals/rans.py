@@ -166,7 +166,7 @@ class Rans(Encoding):
         stream = profile.stream
         if profile.counts is None or not stream.n_words:
             return None
-        symbols = np.flatnonzero(profile.counts)
+        symbols = np.flatnonzero(profile.counts) if profile.live is None else profile.live
         if not 2 <= symbols.size <= 1 << MAX_BITS:
             return None
         counts = profile.counts[symbols]
