@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from operators.kernels.bits import pack, packed_bytes, unpack
 from operators.kernels.cache import KernelCache
 from operators.kernels.histogram import Histogram, count_u8, histogram
 from operators.kernels.huffman import canonical_codes, limited_lengths
+from operators.kernels.jit import kernel
 from operators.kernels.rans import MAX_BITS, MIN_BITS, encoding_table, normalise
 from operators.literals.tables import log2_q16
 from operators.program import parse
@@ -227,6 +229,26 @@ def test_read_only_and_writable_arrays_share_one_specialisation() -> None:
     assert tables.sum() == 200
     kernel: Any = count_u8
     assert len(kernel.overloads) == 1
+
+
+@kernel("out")
+def add_one(words: Any, out: Any) -> None:
+    for i in range(words.size):
+        out[i] = words[i] + 1
+
+
+def test_threads_that_call_a_cold_kernel_at_once() -> None:
+    def call(seed: int) -> bool:
+        words = make_words("random", 8 if seed & 1 else 16, 1000, seed) >> 1
+        words.flags.writeable = bool(seed & 2)
+        out = np.zeros_like(words)
+        add_one(words, out)
+        return np.array_equal(out, words + 1)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(call, range(64)))
+    cold: Any = add_one
+    assert len(cold.overloads) == 2
 
 
 @pytest.mark.parametrize(
