@@ -16,17 +16,16 @@ HAS_BIT_GATHER = False
 """Whether `gather_bits` and `scatter_bits` are fast here; otherwise kernels do without. Same bytes either way."""
 
 if JIT:
-    import llvmlite.binding as llvm
     from llvmlite import ir
     from numba import types
     from numba.core import cgutils
+    from numba.core.registry import cpu_target
     from numba.extending import intrinsic
 
+    # What numba compiles for, which is the host unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say otherwise.
+    _, _cpu, _features = cpu_target.target_context.codegen().magic_tuple()
     # The first two generations of Zen have the instructions, but take a hundred cycles for them.
-    HAS_BIT_GATHER = llvm.get_host_cpu_features().get("bmi2", False) and llvm.get_host_cpu_name() not in (
-        "znver1",
-        "znver2",
-    )
+    HAS_BIT_GATHER = "+bmi2" in _features.split(",") and _cpu not in ("znver1", "znver2")
 
     def _two_words(name: str) -> Any:
         @intrinsic
