@@ -99,8 +99,7 @@ def _applies(step: Step, *not_below: str) -> Detector:
     def offered(hole: Hole) -> bool:
         if not _structured(hole) or hole.tag.startswith(not_below):
             return False
-        words = hole.whole()
-        return words is not None and step.operator(words, hole.stream, hole.columns) is not None
+        return hole.detect(step) is not None
 
     return offered
 
@@ -116,7 +115,7 @@ def _wide(hole: Hole) -> bool:
 
 def _constant(hole: Hole) -> bool:
     """Whether the words are constant, or the sample is and a literal of the words would not be small."""
-    return hole.summary.live == 1 and (hole.exact or hole.tag == "root" or hole.literal.encoding == "bitpack")
+    return hole.summary.live == 1 and (hole.exact or hole.tag == "root" or hole.literal.encoding != "huffman")
 
 
 def _saturated(hole: Hole) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from operators.base import Stream
+from operators.base import Operator, Stream
 from operators.kernels.fields import split_field
 from operators.words import Dtype, Words, container
 from synth.cost import BYTE_Q8, LiteralCost, LzProbe, literal_cost
@@ -92,6 +92,8 @@ class Hole:
         Tried so far.
     refused : list of str
         Productions that were tried and did not apply.
+    detected : dict of Step to Operator or None
+        Exact structure that was looked for in all words.
     plain_q8 : int
         Cost of a literal without LZ.
     cut_order : list of int or None
@@ -99,8 +101,8 @@ class Hole:
     """
 
     __slots__ = (
-        "best_edge", "best_q8", "closed", "columns", "cut_order", "depth", "edges", "features", "is_float", "literal",
-        "parent", "path_q10", "plain_q8", "refused", "region", "setting", "source", "stream", "summary", "tag",
+        "best_edge", "best_q8", "closed", "columns", "cut_order", "depth", "detected", "edges", "features", "is_float",
+        "literal", "parent", "path_q10", "plain_q8", "refused", "region", "setting", "source", "stream", "summary", "tag",
     )  # fmt: skip
 
     def __init__(
@@ -141,6 +143,7 @@ class Hole:
         self.best_edge: Edge | None = None
         self.edges: list[Edge] = []
         self.refused: list[str] = []
+        self.detected: dict[Step, Operator | None] = {}
         self.cut_order: list[int] | None = None
 
     @property
@@ -160,6 +163,13 @@ class Hole:
         if self.region is not None:
             return self.region()
         return self.sample.words if self.exact else None
+
+    def detect(self, step: Step) -> Operator | None:
+        """Return the operator of `step` for all words, or None; looked for once, as the words may be many."""
+        if step not in self.detected:
+            words = self.whole()
+            self.detected[step] = None if words is None else step.operator(words, self.stream, self.columns)
+        return self.detected[step]
 
     def _with_lz(self, literal: LiteralCost) -> LiteralCost:
         """Return the cheapest literal, LZ included where words repeat, and at the root in any case."""

@@ -195,8 +195,7 @@ class Constant(Step):
         return Const(int(words[0]))
 
     def expand(self, hole: Hole) -> Expansion | None:
-        words = hole.whole()
-        op = self.operator(hole.sample.words if words is None else words, hole.stream, hole.columns)
+        op = hole.detect(self) if hole.whole() is not None else self.operator(hole.sample.words, hole.stream, 0)
         return None if op is None else (node_q8(op), [])
 
 
@@ -238,7 +237,7 @@ class Period(Step):
     def expand(self, hole: Hole) -> Expansion | None:
         words = hole.whole()
         assert words is not None, "offered only where all words are at hand"
-        op = self.operator(words, hole.stream, hole.columns)
+        op = hole.detect(self)
         if op is None:
             return None
         return node_q8(op), [_part(hole, words[: op.params[0]], self._tag(0))]
@@ -273,7 +272,7 @@ class Ends(Step):
     def expand(self, hole: Hole) -> Expansion | None:
         words = hole.whole()
         assert words is not None, "offered only where all words are at hand"
-        op = self.operator(words, hole.stream, hole.columns)
+        op = hole.detect(self)
         if op is None:
             return None
         cut = op.params[0]

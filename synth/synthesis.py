@@ -116,6 +116,7 @@ def finish(
     root = search.root
     if not root.exact:
         root = Setting(setting.dtype, options.finish_words, options.finish_words, setting.probe).root(words, columns)
+        root.detected = search.root.detected
     last_first = [improvement.template for improvement in reversed(search.improvements)]
     found = _ranked(root, [*last_first[: options.finalists], None], exact=False)
     close = [one.template for one in found if one.cost_q8 - found[0].cost_q8 <= found[0].cost_q8 // BAND]
@@ -124,7 +125,7 @@ def finish(
     winner = found[0]
     literals = [one for one in found if one.template is None or one.template.is_literal]
     synthesis = Synthesis(
-        fit(winner.template, words, root.stream, columns),
+        fit(winner.template, words, root.stream, columns, root.detected),
         winner.template,
         winner,
         root.literal.bits_q8 if not literals else literals[0].cost_q8,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from operators.base import Stream
+from operators.base import Operator, Stream
 from operators.errors import FormatError
 from operators.program import LIT, Literal, Node
 from operators.words import Words, container
@@ -144,7 +145,13 @@ def _settled(hole: Hole, literal_q8: int, encoding: str) -> Template | None:
     return RAW if width_bits in (8, 16, 32, 64) else BITPACK
 
 
-def fit(template: Template | None, words: Words, stream: Stream, columns: int) -> Node:
+def fit(
+    template: Template | None,
+    words: Words,
+    stream: Stream,
+    columns: int,
+    detected: Mapping[Step, Operator | None] | None = None,
+) -> Node:
     """Return the program of `template` for the words at hand, a literal wherever a step does not apply to them.
 
     Parameters
@@ -155,12 +162,15 @@ def fit(template: Template | None, words: Words, stream: Stream, columns: int) -
     stream : Stream
     columns : int
         Words of a row, 0 where there are none.
+    detected : mapping of Step to Operator or None, optional
+        What is known of these words already.
     """
     if template is None or stream.n_words == 0:
         return LIT
     if template.step is None:
         return Node(Literal(template.name))
-    op = template.step.operator(words, stream, columns)
+    step = template.step
+    op = detected[step] if detected and step in detected else step.operator(words, stream, columns)
     if op is None:
         return LIT
     try:
