@@ -102,7 +102,8 @@ class Hole:
 
     __slots__ = (
         "best_edge", "best_q8", "closed", "columns", "cut_order", "depth", "detected", "edges", "features", "is_float",
-        "literal", "parent", "path_q10", "plain_q8", "refused", "region", "setting", "source", "stream", "summary", "tag",
+        "literal", "parent", "path_q10", "plain_q8", "refused", "region", "setting", "source", "stream", "summary",
+        "tag",
     )  # fmt: skip
 
     def __init__(
