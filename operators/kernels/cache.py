@@ -14,6 +14,7 @@ to work where neither the package nor the home directory can be written. Here:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pickle
@@ -63,9 +64,12 @@ def directories() -> list[Path]:
         if os.environ.get(name):
             return [Path(os.environ[name]) / "brevis-kernels"]
     found = [_PACKAGE / "__pycache__"]
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    if user.is_absolute():
-        found.append(user / "brevis-kernels")
+    user = os.environ.get("XDG_CACHE_HOME", "")
+    if not user:
+        with contextlib.suppress(RuntimeError):  # no HOME, and a user id without a name
+            user = str(Path("~/.cache").expanduser())
+    if Path(user).is_absolute():
+        found.append(Path(user) / "brevis-kernels")
     found.append(Path(tempfile.gettempdir()) / f"brevis-kernels-{os.getuid()}")
     return found
 

@@ -159,9 +159,11 @@ class Huffman(Encoding):
             raise FormatError("a complete Huffman code", "other lengths", "literal")
         n_streams = _n_streams(stream) if symbols.size > 1 else 0
         start = table_end + 2 * max(n_streams - 1, 0)
-        sizes = np.frombuffer(payload[table_end:start], "<u2") if start <= len(payload) else None
-        if sizes is None or start + int(sizes.sum(dtype=np.int64)) > len(payload):
-            raise FormatError(f"{n_streams} streams", f"{len(payload)} bytes", "literal")
+        if start > len(payload) or not stream.n_words:
+            raise FormatError(f"{n_streams} streams of {stream}", f"{len(payload)} bytes", "literal")
+        sizes = np.frombuffer(payload[table_end:start], "<u2")
+        if start + int(sizes.sum(dtype=np.int64)) > len(payload):
+            raise FormatError(f"streams of {len(payload) - start} bytes", f"{sizes.sum()}", "literal")
         if symbols.size == 1:
             if start != len(payload):
                 raise FormatError("no streams for a single word", f"{len(payload) - start} bytes", "literal")

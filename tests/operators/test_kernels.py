@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import pwd
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 from operators.base import BLOCK_WORDS
 from operators.kernels.alphabet import put_table, table_symbols, take_table
 from operators.kernels.bits import pack, packed_bytes, unpack
-from operators.kernels.cache import KernelCache
+from operators.kernels.cache import KernelCache, directories
 from operators.kernels.histogram import Histogram, count_u8, histogram
 from operators.kernels.huffman import canonical_codes, limited_lengths
 from operators.kernels.jit import kernel
@@ -329,6 +331,19 @@ def test_a_read_only_install_without_a_home(install: Path, tmp_path: Path) -> No
     files(tmp_path / "tmp")[0].write_bytes(b"planted")
     assert_works(start(install, environment))
     assert files(tmp_path / "tmp")[0].read_bytes() == b"planted"
+
+
+def test_a_user_id_without_a_name_or_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BREVIS_CACHE_DIR", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    first, last = directories()
+    assert first.parent.name == "kernels"
+    assert last.parent == Path(tempfile.gettempdir())
 
 
 def test_nowhere_to_write_is_no_error(install: Path, tmp_path: Path) -> None:

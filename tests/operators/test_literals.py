@@ -278,6 +278,22 @@ def test_every_flip_of_a_bit_changes_the_words_or_is_refused(name: str) -> None:
         assert not np.array_equal(decoded, words), at
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_coded_by_no_bytes_alone(name: str) -> None:
+    encoding = ENCODINGS_BY_NAME[name]
+    payloads = [
+        payload_of(plan, words)
+        for words in (np.zeros(9, np.uint8), np.arange(9, dtype=np.uint8))
+        if (plan := plan_of(encoding, words, Stream(8, 9))) is not None
+    ]
+    for payload in [*payloads, b"\0", b"\0" * 9]:
+        if payload:
+            with pytest.raises(FormatError):
+                encoding.source(memoryview(payload), Stream(8, 0))
+    if name in ("raw", "bitpack"):
+        assert not decode(encoding, b"", Stream(8, 0)).size
+
+
 def test_frames_beyond_the_promise_are_refused() -> None:
     encoding, stream = ENCODINGS_BY_NAME["lz"], Stream(8, 1000)
 
