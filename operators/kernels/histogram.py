@@ -65,7 +65,7 @@ def count_groups(words: NDArray[np.uint8], width: int, tables: Tables, counts: N
     Parameters
     ----------
     words : uint8 array
-        Below ``2**width``.
+        Below ``2**width``; larger ones are miscounted, but inside the tables.
     width : int
         1 to 6. Groups are of `group_of` words.
     tables : uint32 array, shape (2, 2**(width * group))
@@ -79,14 +79,14 @@ def count_groups(words: NDArray[np.uint8], width: int, tables: Tables, counts: N
     n_fast = words.size & ~15
     if width == 1:
         for i in range(0, n_fast, 16):
-            a[pack_8(load_u64(words, np.uint64(i)), w)] += one
-            b[pack_8(load_u64(words, np.uint64(i + 8)), w)] += one
+            a[pack_8(load_u64(words, np.uint64(i)), w) & mask] += one
+            b[pack_8(load_u64(words, np.uint64(i + 8)), w) & mask] += one
     elif width <= 3:
         four = np.uint64(4) * w
         for i in range(0, n_fast, 8):
             x = pack_8(load_u64(words, np.uint64(i)), w)
             a[x & mask] += one
-            b[x >> four] += one
+            b[(x >> four) & mask] += one
     else:
         two, four, six = w + w, np.uint64(4) * w, np.uint64(6) * w
         for i in range(0, n_fast, 8):
@@ -94,9 +94,9 @@ def count_groups(words: NDArray[np.uint8], width: int, tables: Tables, counts: N
             a[x & mask] += one
             b[(x >> two) & mask] += one
             a[(x >> four) & mask] += one
-            b[x >> six] += one
+            b[(x >> six) & mask] += one
     for i in range(n_fast, words.size):
-        counts[words[i]] += 1
+        counts[words[i] & (counts.size - 1)] += 1
 
 
 @kernel("counts")
