@@ -73,6 +73,17 @@ if JIT:
         return a(a, a), codegen
 
     @intrinsic
+    def pick(typing: Any, condition: Any, yes: Any, no: Any) -> Any:  # noqa: ARG001
+        """Return `yes` or `no`, without a branch that would be guessed wrong."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+            picked = builder.select(*args)
+            picked.set_metadata("unpredictable", builder.module.add_metadata([]))
+            return picked
+
+        return types.uint64(types.boolean, types.uint64, types.uint64), codegen
+
+    @intrinsic
     def bit_length(typing: Any, value: Any) -> Any:  # noqa: ARG001
         """Return the bits of a non-negative integer without its leading zeros."""
 
@@ -93,6 +104,10 @@ else:
         """Inverse of `gather_bits`: bits from 0 on go where `mask` has ones."""
         places = [k for k in range(64) if int(mask) >> k & 1]
         return np.uint64(sum((int(value) >> i & 1) << k for i, k in enumerate(places)))
+
+    def pick(condition: Any, yes: Any, no: Any) -> Any:
+        """Return `yes` or `no`, without a branch that would be guessed wrong."""
+        return yes if condition else no
 
     def bit_length(value: Any) -> int:
         """Return the bits of a non-negative integer without its leading zeros."""

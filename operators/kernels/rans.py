@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.kernels.jit import inlined, kernel
-from operators.kernels.lanes import bit_length
+from operators.kernels.lanes import bit_length, pick
 from operators.kernels.memory import load_u16, store_u16
 
 MIN_BITS, MAX_BITS = 12, 14
@@ -155,18 +155,20 @@ def encode_run(
         `START` each; set to the states that the decoder starts from.
     out : uint8 array, shape (at least 2 * n + 2,)
     """
-    lane_mask = states.size - 1
+    lane_mask = np.uint64(states.size - 1)
     shift = np.uint64(32 + bits)
     low16, low32 = np.uint64(0xFFFF), np.uint64(0xFFFFFFFF)
     at = np.uint64(out.size - 2)
-    for i in range(words.size - 1, -1, -1):
-        row = rows[words[i]]
+    for k in range(words.size):
+        i = np.uint64(words.size - 1 - k)
+        word = words[i]
+        row = rows[word]
         x = states[i & lane_mask]
         store_u16(out, at, np.uint16(x & low16))
-        full = np.uint64(x >= (row & low32))  # as a number: a branch would be guessed wrong too often
-        x >>= full << np.uint64(4)
-        at -= full << np.uint64(1)
-        q = (x * reciprocals[words[i]]) >> shift
+        is_full = x >= (row & low32)
+        x = pick(is_full, x >> np.uint64(16), x)
+        at = pick(is_full, at - np.uint64(2), at)
+        q = (x * reciprocals[word]) >> shift
         states[i & lane_mask] = x + ((row >> np.uint64(32)) & low16) + q * (row >> np.uint64(48))
     return np.int64(at) + 2
 
@@ -176,6 +178,16 @@ def _step(x: Any, table: Any, mask: Any, bits: Any) -> Any:
     """Return the entry of a state and the state after it, before bits come in."""
     entry = table[x & mask]
     return entry, ((entry >> np.uint64(16)) & np.uint64(0xFFFF)) * (x >> bits) + (entry >> np.uint64(32))
+
+
+@inlined
+def _lane(payload: Any, at: Any, table: Any, mask: Any, bits: Any, states: Any, j: Any, words: Any, first: Any) -> Any:
+    """Decode the next word of lane `j`; return the byte after the bits that came in."""
+    entry, x = _step(states[j], table, mask, bits)
+    words[first + j] = entry & np.uint64(0xFFFF)
+    empty = x < np.uint64(START)
+    states[j] = pick(empty, (x << np.uint64(16)) | np.uint64(load_u16(payload, at)), x)
+    return pick(empty, at + np.uint64(2), at)
 
 
 @kernel("states", "words")
@@ -204,17 +216,18 @@ def decode_words(
     lanes = states.size
     b = np.uint64(bits)
     mask = (np.uint64(1) << b) - np.uint64(1)
-    low, zero, one, four = np.uint64(START), np.uint64(0), np.uint64(1), np.uint64(4)
+    low = np.uint64(START)
     at = np.uint64(start)
     i = 0
     # A round takes at most 2 bytes a lane, and looks at the next 2.
-    while i + lanes <= words.size and np.int64(at) + 2 * lanes + 2 <= end:
-        for j in range(lanes):
-            entry, x = _step(states[j], table, mask, b)
-            words[i + j] = entry & np.uint64(0xFFFF)
-            empty = np.uint64(x < low)
-            states[j] = (x << (empty << four)) | (np.uint64(load_u16(payload, at)) & (zero - empty))
-            at += empty << one
+    while lanes >= 4 and i + lanes <= words.size and np.int64(at) + 2 * lanes + 2 <= end:
+        first = np.uint64(i)
+        for k in range(0, lanes, 4):
+            j = np.uint64(k)
+            at = _lane(payload, at, table, mask, b, states, j, words, first)
+            at = _lane(payload, at, table, mask, b, states, j + np.uint64(1), words, first)
+            at = _lane(payload, at, table, mask, b, states, j + np.uint64(2), words, first)
+            at = _lane(payload, at, table, mask, b, states, j + np.uint64(3), words, first)
         i += lanes
     for k in range(i, words.size):
         entry, x = _step(states[k - i & lanes - 1], table, mask, b)
