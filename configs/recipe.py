@@ -10,7 +10,24 @@ from pathlib import Path
 from blake3 import blake3
 
 from configs.loader import Run, build, canonical_json, read_settings, require_at_least, run_of
+from operators.errors import UsageError
+from operators.limits import PROGRAM_DEPTH
 from synth.options import SearchOptions
+
+LEAST = {
+    "budget": 0,
+    "depth": 0,
+    "sample_words": 1 << 10,
+    "exact_words": 1 << 10,
+    "finish_words": 1 << 10,
+    "finalists": 1,
+    "max_holes": 1,
+    "max_held_bytes": 0,
+    "min_gain_ppm": 0,
+}
+"""Smallest values with which a search makes sense."""
+MOST_DEPTH = PROGRAM_DEPTH // 4
+"""A level of the search may take several of a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +74,10 @@ def load(config: str | Path | None = None, overrides: Sequence[str] = ()) -> Con
     run = run_of(settings)
     loaded = dataclasses.replace(build(Config, settings, ()), run=run)
     require_at_least("recipe.task_bytes", loaded.recipe.task_bytes, 1)
+    for key, least in LEAST.items():
+        require_at_least(f"recipe.synth.{key}", getattr(loaded.recipe.synth, key), least)
+    if loaded.recipe.synth.depth > MOST_DEPTH:
+        raise UsageError(f"at most {MOST_DEPTH}", str(loaded.recipe.synth.depth), "recipe.synth.depth")
     return loaded
 
 

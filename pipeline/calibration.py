@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 from blake3 import blake3
 
+from operators.errors import StoreError
 from operators.words import dtype_of
+from pipeline.executors import may_retry
 from pipeline.plan import Part, Plan
 from pipeline.segments import Segment
 from pipeline.store import SourceStore
@@ -39,7 +41,12 @@ def learn_prior(source: SourceStore, plan: Plan, options: SearchOptions, base: P
     samples = []
     for part, segment in chosen:
         region = _region(segment)
-        data = source.get_ranges(part.info, [(region.offset_bytes, region.end_bytes)])[0]
+        try:
+            [data] = source.get_ranges(part.info, [(region.offset_bytes, region.end_bytes)])
+        except StoreError as error:
+            if may_retry(error):
+                raise
+            continue  # its task will fail it alone
         words = segment_words(region, data)
         rows = region.n_rows if region.n_rows and words.size % region.n_rows == 0 else 1
         samples.append(TensorSample(words, region.dtype, rows, words.size // rows))

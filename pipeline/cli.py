@@ -35,6 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ArchiveError as error:
         report.error(error, time.monotonic() - started)
         return error.exit_code
+    except _Stop as stop:
+        stopped = StoppedError("the run goes on", str(stop), "", "run again to resume")
+        report.error(stopped, time.monotonic() - started)
+        return stopped.exit_code
     except KeyboardInterrupt:
         report.say("stopped; run again to resume")
         return INTERRUPTED
@@ -44,8 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return commands.DONE
 
 
+class _Stop(BaseException):
+    """The process was told to stop: no failure of the item in work, so nothing that handles failures may catch it."""
+
+
 def _stop(number: int, _frame: FrameType | None) -> None:
-    raise StoppedError("the run goes on", f"signal {number}", "", "run again to resume")
+    raise _Stop(f"signal {number}")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--json", action="store_true", help="JSON alone on standard output")
     common.add_argument("--no-progress", action="store_true")
     common.add_argument("-q", "--quiet", action="store_true", help="errors only")
-    common.add_argument("-v", "--verbose", action="count", default=0)
+    common.add_argument("-v", "--verbose", action="store_true", help="a line for each task or file")
     filters = argparse.ArgumentParser(add_help=False)
     filters.add_argument("--include", action="append", default=[], metavar="GLOB", help="take only keys or folders")
     filters.add_argument("--exclude", action="append", default=[], metavar="GLOB", help="leave out keys or folders")

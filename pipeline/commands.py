@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from configs.loader import Run, load_run
-from operators.errors import ArchiveNotFoundError, DamageError, NothingMatchedError, StoreError, UsageError
+from operators.errors import (
+    ArchiveNotFoundError,
+    DamageError,
+    DeniedError,
+    InternalError,
+    NothingMatchedError,
+    StoreError,
+    UsageError,
+)
 from pipeline.archive import (
     checkpoints,
     find_snapshot,
@@ -41,10 +49,12 @@ from pipeline.restore import (
 from pipeline.rows import Row
 from pipeline.snapshots import FileEntry, Snapshot
 from pipeline.store import SourceStore, open_source, open_store
-from pipeline.summary import Failed, Summary
+from pipeline.summary import Failed, Summary, stored_bytes_of
 from pipeline.verify import PackItem, VerifyJob, pack_items, parse_part
 
 DONE, FAILED_ITEMS, MISMATCH = 0, 3, 4
+UNSEEN = frozenset((StoreError.kind, DeniedError.kind, InternalError.kind))
+"""Reasons that say nothing of the archive: the store did not answer, or a worker died."""
 
 
 # -- what the commands share --------------------------------------------------------------------
@@ -147,6 +157,7 @@ def _restore_files(
     with report.progress("restore", run.progress_seconds, sum(item.n_bytes for item in items)) as progress:
         for outcome in _executor(arguments, run).run(job, items):
             progress.add(outcome.item.n_bytes)
+            progress.note(f"{outcome.item.entry.key}: {outcome.error or 'restored'}")
             if outcome.error is not None:
                 if not arguments.keep_going:
                     raise outcome.error
@@ -157,6 +168,7 @@ def _restore_files(
                 summary.segments += outcome.result.segments
                 summary.verified += outcome.result.segments
                 summary.source_bytes += outcome.item.n_bytes
+                summary.stored_bytes += sum(row.stored_bytes or 0 for row in outcome.item.rows)
 
 
 def _restore_tensor(
@@ -166,10 +178,11 @@ def _restore_tensor(
     folder, _, name = arguments.target.rpartition("/")
     if not name.endswith(".safetensors"):
         folder, name = arguments.target, f"{file_name(found.tensor.name)}.safetensors"
-    target = open_store(folder or ".", run.storage_options)
+    target = open_store(folder or "/", run.storage_options)
     summary.source_bytes = write_tensor(store, target, name, found, overwrite=arguments.overwrite)
     summary.files = summary.tensors = 1
     summary.segments = summary.verified = len(found.rows)
+    summary.stored_bytes = sum(row.stored_bytes or 0 for row in found.rows)
 
 
 def verify(arguments: argparse.Namespace, report: Report) -> int:
@@ -197,12 +210,17 @@ def verify(arguments: argparse.Namespace, report: Report) -> int:
         summary.tensors += sum(row.n_tensors for row in rows)
         summary.segments += len(rows)
         summary.source_bytes += sum(row.n_bytes for row in rows)
-        summary.stored_bytes += snapshot.totals.stored_bytes + snapshot.manifest_bytes
+        summary.stored_bytes += stored_bytes_of(snapshot)
         if arguments.level != "manifest":
             _verify_packs(arguments, report, run, pack_items(rows, part, whole=not _filtered(arguments)), summary)
     summary.seconds = time.monotonic() - started
+    if summary.files == 0 and not summary.failures and _filtered(arguments):
+        raise NothingMatchedError("at least one file", "none", arguments.archive, "see `brevis info`")
     report.summary(summary)
-    return MISMATCH if summary.failures else DONE
+    if not summary.failures:
+        return DONE
+    # What could not be looked at is no mismatch; what is missing or differs is.
+    return FAILED_ITEMS if all(failure.reason in UNSEEN for failure in summary.failures) else MISMATCH
 
 
 def _snapshots(store: SourceStore, name: str | None, summary: Summary) -> Iterator[Snapshot]:
@@ -265,7 +283,7 @@ def listing(arguments: argparse.Namespace, report: Report) -> int:
                 lines.append(f"{checkpoint}/{number}  damaged: {error}")
                 continue
             totals = snapshot.totals
-            stored = totals.stored_bytes + snapshot.manifest_bytes
+            stored = stored_bytes_of(snapshot)
             found.append(
                 {
                     "snapshot": snapshot.name,

@@ -6,11 +6,12 @@ It holds rows, never tensor bytes beyond the calibration's sample; workers read 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import zstandard
 from blake3 import blake3
@@ -20,6 +21,7 @@ from operators.errors import ArchiveError, ChangedError, NothingMatchedError, St
 from operators.record import WRITER_REVISION
 from pipeline.archive import create_archive, faults_of
 from pipeline.calibration import learn_prior
+from pipeline.canonical import digest_of_json
 from pipeline.commit import Draft, adopt_plan, adopt_prior, commit, find_base, find_receipts, is_unchanged
 from pipeline.executors import Executor
 from pipeline.lint import lint
@@ -28,8 +30,8 @@ from pipeline.progress import Progress
 from pipeline.rows import Row
 from pipeline.segments import Layout, layout_of
 from pipeline.snapshots import Snapshot
-from pipeline.store import ObjectInfo, SourceStore, Store, open_source, open_store
-from pipeline.summary import Failed, Summary
+from pipeline.store import ObjectInfo, SourceStore, Store, open_source, open_store, split_url
+from pipeline.summary import Failed, Summary, stored_bytes_of
 from pipeline.tasks import ArchiveJob
 from synth.prior import Prior
 
@@ -81,7 +83,10 @@ class ArchiveRun:
 
     def _base_prior(self) -> Prior:
         if self.order.prior is not None:
-            return Prior.load(self.order.prior)
+            try:
+                return Prior.load(self.order.prior)
+            except ArchiveError as error:
+                raise UsageError("a prior that a run has stored", str(error), "--prior") from error
         return Prior.uniform() if self.config.recipe.synth.prior == "uniform" else Prior.shipped()
 
     def inventory(self) -> list[ObjectInfo]:
@@ -132,9 +137,7 @@ class ArchiveRun:
         summary = Summary("archive")
         files = self.inventory()
         create_archive(self.archive, single_writer=self.order.single_writer)
-        recipe = recipe_digest(
-            self.config.recipe, blake3(self.base_prior.dump()).hexdigest(), WRITER_REVISION, zstandard.__version__
-        )
+        recipe = self._recipe_digest()
         base = find_base(self.archive, self.order.checkpoint)
         faults: list[Finding] = []
         if base.snapshot is not None and is_unchanged(base, files, recipe):
@@ -143,10 +146,13 @@ class ArchiveRun:
                 summary.unchanged = True
                 known = [Finding(entry.key, entry.reason) for entry in base.snapshot.files if entry.reason is not None]
                 summary.warnings = [*known, *lint(files, self._read)]
+                summary.failures = self._strict(known)
                 return self._finished(summary, base.snapshot, started)
         plan, failed = self.plan(files)
+        if failed:  # an attempt that lacks files is another run: its plan and prior must not bind one that has them
+            recipe = digest_of_json([recipe, sorted(failure.key for failure in failed)])
         draft = Draft(self.order.checkpoint, base.seq, recipe, tuple(files), (), package_version())
-        if not failed:  # a plan that lacks files must not bind the attempt that can read them
+        if not failed:
             plan = adopt_plan(self.archive, draft.run, plan, files)
             failed += [Failed(found.key, found.reason, found.detail, "run again") for found in plan.failures]
         summary.warnings = [*faults, *plan.warnings, *lint(plan.files, self._read)]
@@ -162,6 +168,7 @@ class ArchiveRun:
         for outcome in executor.run(job, pending):
             task, receipt = outcome.item, outcome.result
             progress.add(task.n_bytes)
+            progress.note(f"task {task.ordinal + 1} of {len(plan.tasks)}: {outcome.error or 'stored'}")
             if receipt is None:
                 assert outcome.error is not None
                 failed += [Failed.of(part.info.key, outcome.error) for part in task.parts]
@@ -182,12 +189,22 @@ class ArchiveRun:
             raise StoreError("at least one file that can be archived", first.message, first.key, first.next_step)
         snapshot = commit(self.archive, draft, rows, self.source.list, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
         summary.deduplicated_bytes = _deduplicated_bytes(rows)
-        if self.order.strict_format:
-            summary.failures += [
-                Failed(found.key, found.reason, found.detail or found.reason, "leave out --strict-format to accept it")
-                for found in plan.warnings
-            ]
+        summary.failures += self._strict(plan.warnings)
         return self._finished(summary, snapshot, started)
+
+    def _strict(self, faults: Iterable[Finding]) -> list[Failed]:
+        """Return the faults of formats as failures, where the user wants that; the files are archived all the same."""
+        if not self.order.strict_format:
+            return []
+        next_step = "leave out --strict-format to accept it"
+        return [Failed(found.key, found.reason, found.detail or found.reason, next_step) for found in faults]
+
+    def _recipe_digest(self) -> str:
+        """Return the digest of everything that decides bytes: settings, prior, and the libraries that write some."""
+        zstd = ".".join(map(str, zstandard.ZSTD_VERSION))
+        libraries = f"{zstd}, zstandard {zstandard.__version__}, pyarrow {version('pyarrow')}"
+        prior = blake3(self.base_prior.dump()).hexdigest()
+        return recipe_digest(self.config.recipe, prior, WRITER_REVISION, libraries)
 
     def _job(self, run: str, plan: Plan) -> ArchiveJob:
         options = self.config.recipe.synth
@@ -226,7 +243,7 @@ class ArchiveRun:
     def _finished(self, summary: Summary, snapshot: Snapshot, started: float) -> Summary:
         totals = snapshot.totals
         summary.source_bytes = totals.source_bytes
-        summary.stored_bytes = totals.stored_bytes + snapshot.manifest_bytes + len(snapshot.to_json())
+        summary.stored_bytes = stored_bytes_of(snapshot)
         summary.files, summary.tensors, summary.segments = totals.files, totals.tensors, totals.segments
         summary.snapshot, summary.run = snapshot.name, snapshot.run
         summary.content = snapshot.content
@@ -250,10 +267,19 @@ def _inside(source_url: str, archive_url: str) -> str | None:
     UsageError
         They are the same place.
     """
-    source, archive = source_url.rstrip("/") + "/", archive_url.rstrip("/") + "/"
-    if source == archive:
+    # A URL that ends in a star names keys of the folder above it.
+    folder = source_url.rpartition("/")[0] if source_url.endswith("*") else source_url
+    source, archive = _place(folder), _place(archive_url)
+    if source == archive and not source_url.endswith("*"):
         raise UsageError("an archive apart from its source", "the same place", archive_url, "name another ARCHIVE")
     return archive.removeprefix(source) if archive.startswith(source) else None
+
+
+def _place(url: str) -> str:
+    """Return one spelling for each folder, with a slash at its end."""
+    protocol, rest = split_url(url)
+    path = str(Path(rest).resolve()) if protocol == "file" else rest
+    return f"{protocol}://{path.rstrip('/')}/"
 
 
 def _deduplicated_bytes(rows: Sequence[Row]) -> int:

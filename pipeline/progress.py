@@ -23,13 +23,18 @@ class Progress:
         False shows nothing.
     interval_seconds : int
         Time between lines where standard error is not a terminal.
+    verbose : bool
+        Print a line for each item too.
     """
 
-    def __init__(self, title: str, total_bytes: int, *, shown: bool, interval_seconds: int) -> None:
+    def __init__(
+        self, title: str, total_bytes: int, *, shown: bool, interval_seconds: int, verbose: bool = False
+    ) -> None:
         self.title = title
         self.total_bytes = total_bytes
         self.shown = shown
         self.interval_seconds = interval_seconds
+        self.verbose = verbose
         self.done_bytes = 0
         self._bar: tqdm[None] | None = None
         self._last_line = time.monotonic()
@@ -45,6 +50,11 @@ class Progress:
         if self._bar is not None:
             self._bar.total = total_bytes
             self._bar.refresh()
+
+    def note(self, text: str) -> None:
+        """Say what became of an item, where the user wants to know."""
+        if self.verbose:
+            tqdm.write(f"{self.title}: {text}", file=sys.stderr)
 
     def add(self, n_bytes: int) -> None:
         """Count `n_bytes` more."""

@@ -21,7 +21,7 @@ class Report:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.json = bool(getattr(arguments, "json", False))
         self.quiet = bool(getattr(arguments, "quiet", False))
-        self.verbose = int(getattr(arguments, "verbose", 0))
+        self.verbose = bool(getattr(arguments, "verbose", False))
         self.progress_shown = not (self.quiet or getattr(arguments, "no_progress", False))
 
     def say(self, text: str) -> None:
@@ -46,7 +46,9 @@ class Report:
 
     def progress(self, title: str, interval_seconds: int, total_bytes: int = 0) -> Progress:
         """Return a progress display for a command; the total may be told later."""
-        return Progress(title, total_bytes, shown=self.progress_shown, interval_seconds=interval_seconds)
+        return Progress(
+            title, total_bytes, shown=self.progress_shown, interval_seconds=interval_seconds, verbose=self.verbose
+        )
 
     def summary(self, summary: Summary) -> None:
         """Print the summary of a command."""

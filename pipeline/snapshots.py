@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
+from configs.loader import canonical_json
 from operators.errors import FormatError, UnsupportedError
-from pipeline.canonical import canonical_json, digest_of_json
+from pipeline.canonical import digest_of_json
 from pipeline.plan import Finding
 from pipeline.store import ObjectInfo
 
@@ -22,6 +23,9 @@ LAYOUT_VERSION = 0
 """Version of the archive's layout; `pipeline/ARCHIVE.md` has the table."""
 FEATURES: frozenset[str] = frozenset()
 """Features that this reader knows; a snapshot names those that reading it needs."""
+
+JSON_DEPTH_MAX = 8
+"""Deepest nesting of values in a snapshot; what later steps do with a value recurses."""
 
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -139,6 +143,7 @@ def from_json(data: bytes, where: str) -> Snapshot:
         raise FormatError("a snapshot as JSON", str(error)[:200], where) from error
     if not isinstance(content, dict):
         raise FormatError("a snapshot", "another JSON value", where)
+    _refuse_deep(content, where)
     _refuse_newer(content, where)
     digest = content.pop("digest", None)
     if digest != digest_of_json(content):
@@ -151,6 +156,15 @@ def from_json(data: bytes, where: str) -> Snapshot:
     if snapshot.to_json() != data:
         raise FormatError("canonical JSON", "another spelling", where)
     return snapshot
+
+
+def _refuse_deep(content: Any, where: str) -> None:
+    level = [content]
+    for _ in range(JSON_DEPTH_MAX):
+        values = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [child for children in values for child in children if isinstance(child, dict | list)]
+    if level:
+        raise FormatError(f"JSON of depth {JSON_DEPTH_MAX} or less", "a deeper one", where)
 
 
 def _refuse_newer(content: Mapping[str, Any], where: str) -> None:

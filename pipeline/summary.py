@@ -8,6 +8,7 @@ from typing import Any
 
 from operators.errors import ArchiveError
 from pipeline.plan import Finding
+from pipeline.snapshots import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +94,8 @@ class Summary:
         if self.failures:
             parts.append(f"{len(self.failures)} failures")
         return f"{self.command}: {', '.join(parts)}, {self.seconds:.1f} s"
+
+
+def stored_bytes_of(snapshot: Snapshot) -> int:
+    """Return the bytes of the packs, the manifest and the snapshot itself."""
+    return snapshot.totals.stored_bytes + snapshot.manifest_bytes + len(snapshot.to_json())

@@ -27,8 +27,6 @@ from pipeline.rows import Row
 from pipeline.store import ObjectInfo, SourceStore, open_source
 from pipeline.summary import Failed
 
-LEVELS = ("manifest", "bytes", "decode")
-
 
 @dataclass(frozen=True, slots=True)
 class Part:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from operators.errors import StoreError
 from pipeline import commit as commit_module
-from pipeline import tasks
+from pipeline import driver, restore, segments, tasks
 from pipeline.cli import main
 from tests.cases import CASES, bf16, noise, safetensors
 
@@ -470,4 +471,99 @@ def test_prior_of_another_checkpoint(source: Path, tmp_path: Path, capsys: Captu
     stored = tmp_path / "other/runs" / again.json["run"] / "prior"
     assert stored.read_bytes() == prior.read_bytes()
     (tmp_path / "bad.json").write_bytes(b"{}")
-    assert Ran(capsys, "archive", source, tmp_path / "bad", "--prior", tmp_path / "bad.json").code != 0
+    assert Ran(capsys, "archive", source, tmp_path / "bad", "--prior", tmp_path / "bad.json").code == 2
+
+
+# -- told to stop -------------------------------------------------------------------------------
+
+
+def test_sigterm_stops_the_run_without_a_commit(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    """H05: the file in work has not failed; the run ends with 143, and the next one finishes it."""
+    folder = write(tmp_path / "source", {f"{i}.bin": noise(i, 50_000) for i in range(4)})
+    options = [*QUICK, "--set", "task_bytes=60000"]
+    read = tasks.read_segments
+
+    def stop(source: Any, part: Any) -> Any:
+        if part.info.key == "2.bin":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return read(source, part)
+
+    monkeypatch.setattr(tasks, "read_segments", stop)
+    stopped = Ran(capsys, "archive", folder, tmp_path / "archive", *options)
+    assert (stopped.code, stopped.json["error"]["kind"]) == (143, "stopped")
+    assert not (tmp_path / "archive/snapshots").exists()
+    monkeypatch.undo()
+    resumed = Ran(capsys, "archive", folder, tmp_path / "archive", *options)
+    assert (resumed.code, resumed.json["resumed_tasks"]) == (0, 2)
+
+
+def test_sigterm_is_no_damage(source: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    Ran(capsys, "archive", source, tmp_path / "archive", *QUICK)
+    monkeypatch.setattr(restore.Decoder, "decode", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert Ran(capsys, "verify", tmp_path / "archive").code == 143
+
+
+# -- what is asked for in other words -----------------------------------------------------------
+
+
+def test_an_archive_never_lands_in_its_source(tmp_path: Path, capsys: Capture) -> None:
+    """K10, however the places are spelt."""
+    folder = write(tmp_path / "llama", {"a.bin": noise(1, 100)})
+    (tmp_path / "x").mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    for same in (folder, tmp_path / "x/../llama", tmp_path / "link", f"{folder}/"):
+        assert Ran(capsys, "archive", folder, same, *QUICK).code == 2
+    assert files_of(folder) == {"a.bin": noise(1, 100)}
+    for _ in range(2):
+        ran = Ran(capsys, "archive", f"{tmp_path}/llama*", tmp_path / "llama-vault", *QUICK, "--name", "llama")
+        assert (ran.code, ran.json["files"]) == (0, 1)
+    assert ran.json["unchanged"]
+
+
+def test_strict_formats_stay_strict(tmp_path: Path, capsys: Capture) -> None:
+    folder = write(tmp_path / "source", {"cut.safetensors": SMALL["model.safetensors"][:-1]})
+    for _ in range(2):
+        ran = Ran(capsys, "archive", folder, tmp_path / "archive", *QUICK, "--strict-format")
+        assert (ran.code, ran.json["failures"][0]["reason"]) == (3, "truncated")
+    assert Ran(capsys, "archive", folder, tmp_path / "archive", *QUICK).code == 0
+
+
+def test_filters_that_match_nothing(source: Path, tmp_path: Path, capsys: Capture) -> None:
+    Ran(capsys, "archive", source, tmp_path / "archive", *QUICK)
+    for command in (["verify"], ["info"]):
+        assert Ran(capsys, *command, tmp_path / "archive", "--include", "nothing").code == 5
+    assert Ran(capsys, "restore", tmp_path / "archive", tmp_path / "out", "--include", "nothing").code == 5
+
+
+def test_wrong_settings_are_usage(source: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "bad.json").write_bytes(b"{}")
+    assert Ran(capsys, "archive", source, tmp_path / "a", "--prior", tmp_path / "bad.json").code == 2
+    for setting in ("synth.sample_words=0", "synth.depth=40", "synth.budget=-1", "synth.finalists=0"):
+        assert Ran(capsys, "archive", source, tmp_path / "a", "--set", setting).code == 2
+
+
+def test_an_attempt_that_could_not_plan_binds_no_other(
+    source: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    """P5: what a faulty night learned from fewer files is not what the next one uses."""
+    layout = segments.layout_of
+
+    def refuse(read: Any, key: str, n_bytes: int) -> Any:
+        if key.endswith(".safetensors"):
+            raise StoreError("an answer", "503", key)
+        return layout(read, key, n_bytes)
+
+    monkeypatch.setattr(driver, "layout_of", refuse)
+    options = ["--set", "synth.budget=8"]
+    assert Ran(capsys, "archive", source, tmp_path / "archive", *options).code == 3
+    monkeypatch.undo()
+    again = Ran(capsys, "archive", source, tmp_path / "archive", *options)
+    clean = Ran(capsys, "archive", source, tmp_path / "clean", *options)
+    assert again.json["content"] == clean.json["content"]
+
+
+def test_restoring_tells_what_it_read(source: Path, tmp_path: Path, capsys: Capture) -> None:
+    Ran(capsys, "archive", source, tmp_path / "archive", *QUICK)
+    ran = Ran(capsys, "restore", tmp_path / "archive", tmp_path / "out", "-v")
+    assert 0 < ran.json["stored_bytes"] < ran.json["source_bytes"]
+    assert "model.safetensors: restored" in ran.err
