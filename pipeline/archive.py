@@ -72,6 +72,15 @@ def _percent(symbol: str) -> str:
     return "".join(f"%{byte:02X}" for byte in symbol.encode("utf-8", "surrogateescape"))
 
 
+def _unescape(folder: str) -> str | None:
+    """Return the name that `escape` made `folder` of, or None where it makes it of none."""
+    checkpoint = unquote(folder, errors="surrogateescape")
+    try:
+        return checkpoint if escape(checkpoint) == folder else None
+    except (UsageError, UnicodeEncodeError):
+        return None
+
+
 def manifest_key(digest: str) -> str:
     """Return the key of a manifest."""
     return f"manifests/{digest}.parquet"
@@ -154,13 +163,17 @@ def _refuse_other_format(data: bytes) -> None:
 
 
 def checkpoints(store: SourceStore) -> dict[str, list[int]]:
-    """Return every checkpoint of the archive with the numbers of its snapshots, both in ascending order."""
+    """Return every checkpoint of the archive with the numbers of its snapshots, both in ascending order.
+
+    Objects that no writer put there, as the markers of folders and what file managers leave, are passed over.
+    """
     found: dict[str, list[int]] = {}
     for info in store.list("snapshots/"):
-        _, folder, name = info.key.split("/", 2)
-        match = _SEQ.fullmatch(name)
-        if match:
-            found.setdefault(unquote(folder, errors="surrogateescape"), []).append(int(match[1]))
+        _, *parts = info.key.split("/")
+        match = _SEQ.fullmatch(parts[-1])
+        checkpoint = _unescape(parts[0]) if match and len(parts) == 2 else None
+        if match and checkpoint is not None:
+            found.setdefault(checkpoint, []).append(int(match[1]))
     return {checkpoint: sorted(found[checkpoint]) for checkpoint in sorted(found)}
 
 

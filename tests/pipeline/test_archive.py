@@ -45,7 +45,7 @@ from pipeline.archive import (
     receipt_key,
     snapshot_key,
 )
-from pipeline.canonical import canonical_json, digest_of_json
+from pipeline.canonical import digest_of_json
 from pipeline.commit import (
     Draft,
     adopt_plan,
@@ -613,6 +613,14 @@ def test_names_of_checkpoints_are_one_part_of_a_key_and_come_back(name: str) -> 
     assert list(checkpoints(MemoryStore({f"snapshots/{escaped}/00000001.json": b""}))) == [name]
 
 
+def test_objects_that_no_writer_put_among_the_snapshots_are_passed_over() -> None:
+    strays = ["", ".DS_Store", "00000001.json", "model/", "model/.DS_Store", "model/a/00000001.json", "/00000001.json"]
+    others = ["a b", "%41", "%2f", "\u00e9", ".hidden", "x" * 201, "\ud800"]  # no escaped form of a name
+    keys = [f"snapshots/{key}" for key in [*strays, *(f"{name}/00000001.json" for name in others)]]
+    archived = MemoryStore(dict.fromkeys([*keys, snapshot_key("model", 2)], b""))
+    assert checkpoints(archived) == {"model": [2]}
+
+
 @pytest.mark.parametrize("name", ["", "x" * 201, "é" * 100])
 def test_names_that_no_key_holds_are_refused(name: str) -> None:
     with pytest.raises(UsageError):
@@ -668,7 +676,13 @@ def edited(data: bytes, **changes: Any) -> bytes:
     """Return a snapshot with other fields, and the digest that fits them."""
     content = {**json.loads(data), **changes}
     content = {name: value for name, value in content.items() if value is not ... and name != "digest"}
-    return canonical_json({**content, "digest": digest_of_json(content)}) + b"\n"
+    digest = blake3(_spelled(content)).hexdigest()
+    return _spelled({**content, "digest": digest}) + b"\n"
+
+
+def _spelled(content: dict[str, Any]) -> bytes:
+    """As canonical JSON, but for any value."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
 @pytest.fixture(scope="module")
@@ -710,6 +724,15 @@ def test_snapshots_of_another_kind_are_refused(
     archived, key = committed
     with pytest.raises(expected):
         from_json(edited(archived.objects[key], **changes), key)
+
+
+@pytest.mark.parametrize("depth", [8, 900, 992, 1100])
+@pytest.mark.parametrize("field", ["features", "layout_version", "extra"])
+def test_a_deeply_nested_snapshot_is_refused(committed: tuple[MemoryStore, str], field: str, depth: int) -> None:
+    archived, key = committed
+    nested = b',"' + field.encode() + b'":' + b"[" * depth + b"]" * depth + b"}\n"
+    with pytest.raises(FormatError, match=r"depth|as JSON"):
+        from_json(archived.objects[key].removesuffix(b"}\n") + nested, key)
 
 
 @pytest.mark.parametrize(
