@@ -37,5 +37,5 @@ def test_an_error_of_another_type_is_noticed(
         return payload[10**6]
 
     monkeypatch.setattr(Raw, "source", careless)
-    assert fuzz.run(3, 1).failed > 0
+    assert fuzz.run(60, 1).failed == 10  # it ends there: kernels may have to be compiled first
     assert "IndexError" in capsys.readouterr().out
