@@ -27,6 +27,7 @@ from pipeline.store import (
     check_ranges,
     coalesce,
     key_order,
+    safe_local_path,
 )
 
 _TOKENS = ("ETag", "etag", "sha256", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
@@ -159,6 +160,11 @@ class FsspecStore(StoreBase, FsspecSource):
 
     def _resolve(self) -> Scope:
         return Scope(self._connected()[1].rstrip("/") + "/")
+
+    def _full(self, key: str) -> str:
+        # Many of these file systems know folders and would follow '..' out of the target.
+        safe_local_path(self._resolved().folder, key)
+        return super()._full(key)
 
     def put_new(self, key: str, data: bytes) -> None:
         """See `Store.put_new`: the file system's own create mode, or a look before the write."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from operators.errors import (
     ExistsError,
     LimitError,
     NotFoundError,
+    PathError,
     StoreError,
     UsageError,
 )
@@ -33,6 +34,7 @@ from pipeline.store import (
     open_source,
     open_store,
 )
+from pipeline.store_fsspec import FsspecStore
 from tests.s3server import S3Server, s3_server
 
 WRITE_VERBS = ("put_new", "put", "create", "delete", "supports_create_only")
@@ -223,6 +225,29 @@ def test_keys_are_exact(place: Place) -> None:
             writer.write(b"new")
             writer.commit()
         assert store.get(key, max_bytes=3) == b"new"
+
+
+@pytest.mark.parametrize("key", ["../escaped", "a/../../x", "/x", "a//b", "a/./b", "a\0b", ".."])
+def test_keys_that_leave_a_target_of_fsspec_are_refused(tmp_path: Path, key: str) -> None:
+    """The folder of this machine, as fsspec sees it, stands for every file system that follows '..'."""
+    folder = tmp_path / "root"
+    folder.mkdir()
+    (tmp_path / "x").write_bytes(b"theirs")
+    store = FsspecStore(f"file://{folder}", {})
+    attempts: tuple[Callable[[], object], ...] = (
+        lambda: store.put_new(key, b"1"),
+        lambda: store.put(key, b"1"),
+        lambda: store.create(key, overwrite=True),
+        lambda: store.create(key, overwrite=False),
+        lambda: store.delete(key),
+    )
+    for attempt in attempts:
+        with pytest.raises(PathError):
+            attempt()
+    assert list(store.refused_keys(["fine", key])) == [key]
+    assert [path.name for path in tmp_path.iterdir()] in (["root", "x"], ["x", "root"])
+    assert list(folder.iterdir()) == []
+    assert (tmp_path / "x").read_bytes() == b"theirs"
 
 
 def test_a_url_selects_a_folder_an_object_or_a_stem(place: Place) -> None:
