@@ -30,6 +30,8 @@ from pipeline.store import (
 
 _TEMP_PREFIX, _TEMP_SUFFIX = ".brevis-", ".part"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NO_FILE = "not a file: "
+"""How the change token of a listed entry begins that cannot be read; what it is follows."""
 
 
 class LocalSource:
@@ -60,7 +62,11 @@ class LocalSource:
         return Scope(self.url.rstrip("/") + "/")
 
     def list(self, prefix: str = "") -> Listing:
-        """See `SourceStore.list`. A folder without entries is listed as an empty object ``folder/``."""
+        """See `SourceStore.list`. A folder without entries is listed as an empty object ``folder/``.
+
+        What is no file, such as a dangling link or a pipe, is listed too, and refused when it is read: the loss is
+        that of one key, which a filter may leave out, and never silent.
+        """
         wanted = self._scope.narrow(prefix)
         if wanted is None:
             return []
@@ -69,17 +75,19 @@ class LocalSource:
                 if self._absent_is_empty:
                     return []
                 raise NotFoundError("a file or a folder", "nothing", self.url, "check the path")
-            found = [_info(key, status) for key, status in self._walk(wanted) if self._scope.selects(key)]
+            found = [info for info in self._walk(wanted) if self._scope.selects(info.key)]
         return sorted(found, key=key_order)
 
-    def _walk(self, wanted: str) -> Iterator[tuple[str, os.stat_result]]:
+    def _walk(self, wanted: str) -> Iterator[ObjectInfo]:
         pending: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
         while pending:
             folder, above = pending.pop()
-            status = Path(self._scope.folder + folder).stat()
-            if (status.st_dev, status.st_ino) in above:
-                raise StoreError("a tree", "a link to a folder above it", folder, "remove the link")
-            above |= {(status.st_dev, status.st_ino)}
+            here = Path(self._scope.folder + folder).stat()
+            if (here.st_dev, here.st_ino) in above:
+                if folder.startswith(wanted):
+                    yield _no_file(folder.removesuffix("/"), "a link to a folder above it")
+                continue
+            above |= {(here.st_dev, here.st_ino)}
             n_entries = 0
             with os.scandir(self._scope.folder + folder) as entries:
                 for entry in entries:
@@ -87,21 +95,21 @@ class LocalSource:
                     key = folder + entry.name
                     if entry.name.startswith(_TEMP_PREFIX) and entry.name.endswith(_TEMP_SUFFIX):
                         continue  # the unpublished half of a write
-                    if entry.is_dir():
+                    if not (key.startswith(wanted) or wanted.startswith(key)):
+                        continue
+                    status = _status(entry)
+                    if status is None:
+                        continue  # removed since the folder was read
+                    if isinstance(status, str):
+                        if key.startswith(wanted):
+                            yield _no_file(key, status)
+                    elif stat.S_ISDIR(status.st_mode):
                         if wanted.startswith(f"{key}/") or f"{key}/".startswith(wanted):
                             pending.append((f"{key}/", above))
                     elif key.startswith(wanted):
-                        try:
-                            status = entry.stat()
-                        except FileNotFoundError:
-                            if entry.is_symlink():
-                                raise StoreError("a file", "a dangling link", key, "repair or remove it") from None
-                            continue  # removed since the folder was read
-                        if not stat.S_ISREG(status.st_mode):
-                            raise StoreError("a file", "a socket, pipe or device", key, "move it away")
-                        yield key, status
+                        yield _info(key, status)
             if self._shows_folders and not n_entries and folder and folder.startswith(wanted):
-                yield folder, status
+                yield _info(folder, here)
 
     def head(self, key: str) -> ObjectInfo:
         """See `SourceStore.head`."""
@@ -121,6 +129,9 @@ class LocalSource:
     def get_ranges(self, info: ObjectInfo, ranges: Sequence[Range]) -> Buffers:
         """See `SourceStore.get_ranges`; every range has an aligned buffer of its own."""
         check_ranges(info, ranges)
+        if info.etag.startswith(_NO_FILE):
+            step = "repair or remove it, or leave it out with --exclude"
+            raise NotFoundError("a file", info.etag.removeprefix(_NO_FILE), info.key, step)
         if info.key.endswith("/"):
             self.head(info.key)
             return [memoryview(b"") for _ in ranges]
@@ -309,6 +320,27 @@ def _exists(name: str, folder: int) -> bool:
     return True
 
 
+def _status(entry: os.DirEntry[str]) -> os.stat_result | str | None:
+    """Status of the file or folder that an entry leads to; else what it is, or None where it is gone."""
+    try:
+        status = entry.stat()
+    except OSError as error:
+        if not entry.is_symlink():
+            if error.errno == errno.ENOENT:
+                return None
+            raise
+        names = {errno.ENOENT: "a dangling link", errno.ENOTDIR: "a dangling link", errno.ELOOP: "a loop of links"}
+        return names.get(error.errno or 0, f"a link that cannot be followed ({error.strerror})")
+    if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
+        return status
+    return {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}.get(stat.S_IFMT(status.st_mode), "a device")
+
+
+def _no_file(key: str, what: str) -> ObjectInfo:
+    # One byte, so that it is never taken for an empty file, which nobody needs to read.
+    return ObjectInfo(key, 1, _NO_FILE + what)
+
+
 def _info(key: str, status: os.stat_result) -> ObjectInfo:
     if stat.S_ISDIR(status.st_mode):
         return ObjectInfo(key, 0, "folder")
@@ -317,7 +349,7 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 def _check_unchanged(info: ObjectInfo, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise NotFoundError("an object", "a folder", info.key)
+        raise NotFoundError("a file", "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or device", info.key)
     if info.etag not in {"", _info(info.key, status).etag}:
         raise ChangedError("the planned generation", "another one", info.key, "run again when it is at rest")
 

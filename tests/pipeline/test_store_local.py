@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import socket
 import stat
 import threading
 from pathlib import Path
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError
+from pipeline.cli import main
 from pipeline.store import ObjectInfo, absolute_url, clashing_keys, open_source, open_store, safe_local_path
 
 UNSAFE = ["", "/", "/etc/x", "../x", "a/../../x", "a/..", "..", "a/./b", "a//b", ".", "a\0b", "x" * 256,
@@ -118,16 +121,70 @@ def test_a_link_to_a_file_is_read_through(tmp_path: Path) -> None:
     assert source.get("model", max_bytes=7) == b"weights"
 
 
-@pytest.mark.parametrize("kind", ["dangling", "loop", "pipe"])
-def test_what_is_no_file_is_named_not_skipped(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "a").mkdir()
-    odd = tmp_path / "a" / "odd"
+NO_FILES = {
+    "dangling": "a dangling link",
+    "self": "a loop of links",
+    "above": "a link to a folder above it",
+    "pipe": "a pipe",
+    "socket": "a socket",
+}
+
+
+def make_no_file(odd: Path, kind: str) -> None:
     if kind == "pipe":
         os.mkfifo(odd)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(odd))
     else:
-        odd.symlink_to(tmp_path / ("nowhere" if kind == "dangling" else "a"))
-    with pytest.raises(StoreError, match="odd"):
-        open_source(str(tmp_path)).list()
+        odd.symlink_to({"dangling": odd.with_name("nowhere"), "self": odd, "above": odd.parent}[kind])
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_what_is_no_file_is_listed_and_fails_when_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path)  # the address of a socket is at most 107 bytes
+    make_no_file(Path("a/odd") if kind == "socket" else tmp_path / "a/odd", kind)
+    (tmp_path / "a" / "x").write_bytes(b"1")
+    source = open_source(str(tmp_path))
+    listed = source.list()
+    assert [info.key for info in listed] == ["a/odd", "a/x"]
+    assert listed == source.list()  # no change of generation while nothing changes
+    assert listed[0].n_bytes > 0  # an empty file would be archived without a look
+    for ranges in ([], [(0, 0)], [(0, 1)]):
+        with pytest.raises(NotFoundError, match=NO_FILES[kind]) as caught:
+            source.get_ranges(listed[0], ranges)
+        assert "a/odd" in str(caught.value)
+    assert bytes(source.get_ranges(listed[1], [(0, 1)])[0]) == b"1"
+
+
+def test_a_listing_leaves_out_what_went_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gone", "x"):
+        (tmp_path / name).touch()
+    real = os.scandir
+
+    def late(path: str) -> object:
+        entries = real(path)
+        (tmp_path / "gone").unlink(missing_ok=True)
+        return entries
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert [info.key for info in open_source(str(tmp_path)).list()] == ["x"]
+
+
+def test_what_is_no_file_is_one_failure_and_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "x").write_bytes(b"weights")
+    for kind in ("dangling", "above", "pipe"):
+        make_no_file(source / f"{kind}.odd", kind)
+    command = ["archive", str(source), str(tmp_path / "archive"), "--workers", "1", "--no-progress"]
+    assert main([*command, "--json"]) == 3
+    failures = json.loads(capsys.readouterr().out)["failures"]
+    assert sorted(failure["key"] for failure in failures) == ["above.odd", "dangling.odd", "pipe.odd"]
+    assert main([*command, "--exclude", "*.odd"]) == 0
 
 
 def test_an_absent_folder_is_refused_or_empty(tmp_path: Path) -> None:
