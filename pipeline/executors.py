@@ -46,7 +46,13 @@ class Executor(Protocol):
     """Runs the items of a job."""
 
     def run(self, job: Job[Item, Result], items: Sequence[Item]) -> Iterator[Outcome[Item, Result]]:
-        """Yield the outcome of every item, in any order."""
+        """Yield the outcome of every item, in any order.
+
+        Raises
+        ------
+        ArchiveError
+            The job cannot be opened.
+        """
         ...
 
 
@@ -58,6 +64,15 @@ def attempt(work: Callable[[Item], Result], item: Item) -> Outcome[Item, Result]
         return Outcome(item, None, error)
     except Exception:  # noqa: BLE001 -- a worker goes on after any fault; the text of it reaches the report
         return Outcome(item, None, InternalError("no fault in a worker", traceback.format_exc()))
+
+
+def opened(job: Job[Item, Result]) -> Callable[[Item], Result] | ArchiveError:
+    """Open `job`; an error is returned, for a worker has nobody to raise it to."""
+    outcome = attempt(lambda job: job.open(), job)
+    if outcome.error is not None:
+        return outcome.error
+    assert outcome.result is not None
+    return outcome.result
 
 
 def may_retry(error: ArchiveError) -> bool:
@@ -79,7 +94,9 @@ class SerialExecutor:
     retries: int
 
     def run(self, job: Job[Item, Result], items: Sequence[Item]) -> Iterator[Outcome[Item, Result]]:
-        work = job.open()
+        work = opened(job)
+        if isinstance(work, ArchiveError):
+            raise work
         for item in items:
             outcome = attempt(work, item)
             for _ in range(self.retries):
@@ -130,7 +147,7 @@ class PoolExecutor:
         alone = len(waiting) == 1
         workers = min(self.workers, len(waiting))
         pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _open_in_worker, (job,))
-        running: dict[Future[Outcome[Item, Result]], tuple[Item, int]] = {}
+        running: dict[Future[Outcome[Item, Result] | ArchiveError], tuple[Item, int]] = {}
         broken = False
         try:
             while running or (waiting and not broken):
@@ -153,6 +170,8 @@ class PoolExecutor:
                             continue
                         died = InternalError("a worker that ends its item", "one that died", "", "see its log")
                         outcome = Outcome(item, None, died)
+                    if isinstance(outcome, ArchiveError):
+                        raise outcome
                     if outcome.error is not None and may_retry(outcome.error) and tries < self.retries:
                         (suspects if broken else waiting).append((item, tries + 1))
                     else:
@@ -162,18 +181,18 @@ class PoolExecutor:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-_work: Callable[[Any], Any] | None = None
-"""The opened job of this pool worker; a pool runs one job."""
+_work: Callable[[Any], Any] | ArchiveError | None = None
+"""The opened job of this pool worker, or why it cannot be opened; a pool runs one job."""
 
 
 def _open_in_worker(job: Job[Any, Any]) -> None:
     global _work  # noqa: PLW0603 -- a pool hands state to its workers through globals only
-    _work = job.open()
+    _work = opened(job)  # an error raised here would look like a worker that died
 
 
-def _work_in_worker(item: Any) -> Outcome[Any, Any]:
+def _work_in_worker(item: Any) -> Outcome[Any, Any] | ArchiveError:
     assert _work is not None
-    return attempt(_work, item)
+    return _work if isinstance(_work, ArchiveError) else attempt(_work, item)
 
 
 def local_executor(workers: int, retries: int, in_flight: int) -> Executor:

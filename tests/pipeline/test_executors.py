@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from operators.errors import ChangedError, StoreError
+from operators.errors import ArchiveError, ChangedError, DeniedError, InternalError, StoreError
 from pipeline.executors import Executor, PoolExecutor, SerialExecutor, may_retry
 
 
@@ -101,3 +101,31 @@ def test_a_poisonous_item_costs_its_neighbours_nothing() -> None:
     outcomes = {outcome.item: outcome for outcome in PoolExecutor(2, 1, 2).run(Poisoned(), items)}
     assert outcomes["poison"].error is not None
     assert [outcomes[item].result for item in "abcd"] == ["A", "B", "C", "D"]
+
+
+@dataclass(frozen=True)
+class Unopened:
+    """A job that cannot be opened; `folder` counts how often that was tried."""
+
+    folder: str
+    is_ours: bool
+
+    def open(self) -> Callable[[str], str]:
+        (Path(self.folder) / str(os.getpid())).touch()
+        if self.is_ours:
+            raise DeniedError("access", "none", "the archive", "check credentials")
+        raise ZeroDivisionError("a bug in open")
+
+
+@pytest.mark.parametrize("executor", EXECUTORS, ids=["serial", "pool"])
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_job_that_cannot_be_opened_fails_as_a_whole(executor: Executor, is_ours: bool, tmp_path: Path) -> None:
+    job = Unopened(str(tmp_path), is_ours)
+    kind: type[ArchiveError] = DeniedError if is_ours else InternalError
+    with pytest.raises(kind) as caught:
+        list(executor.run(job, ["a", "b", "c"]))
+    if is_ours:
+        assert caught.value.args == ("access", "none", "the archive", "check credentials")
+    else:
+        assert "a bug in open" in str(caught.value)
+    assert len(list(tmp_path.iterdir())) <= 2  # once per worker, whatever the retries
