@@ -6,6 +6,7 @@ under the digest of its bytes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import Self
 import zstandard
 from blake3 import blake3
 
-from operators.errors import FormatError, LimitError
+from operators.errors import FormatError, LimitError, StoreError
 from operators.record import pack_footer, pack_header
 from operators.words import Bytes
 from pipeline.rows import Row, from_parquet, to_parquet
@@ -78,10 +79,16 @@ class PackSpool:
     ----------
     scratch_dir : str
         Folder for the file; empty takes the temporary directory of the system.
+
+    Raises
+    ------
+    StoreError
+        From every method: the folder is missing or full.
     """
 
     def __init__(self, scratch_dir: str) -> None:
-        handle, name = tempfile.mkstemp(".pack", "brevis-", scratch_dir or None)
+        with _room(scratch_dir or "the temporary directory", scratch_dir):
+            handle, name = tempfile.mkstemp(".pack", "brevis-", scratch_dir or None)
         self.path = Path(name)
         self._file = os.fdopen(handle, "wb")
         self._hasher = blake3()
@@ -99,13 +106,18 @@ class PackSpool:
         offset = self.n_bytes
         self._append(index)
         self._append(pack_footer(offset, len(index)))
-        self._file.close()
+        with self._room():
+            self._file.close()
         return self._hasher.digest()
 
     def _append(self, data: Bytes) -> None:
-        self._file.write(data)
+        with self._room():
+            self._file.write(data)
         self._hasher.update(data)
         self.n_bytes += len(data)
+
+    def _room(self) -> contextlib.AbstractContextManager[None]:
+        return _room(str(self.path.parent), str(self.path))
 
     def __enter__(self) -> Self:
         return self
@@ -113,8 +125,19 @@ class PackSpool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk again, in place of the error that tells of it
+            self._file.close()
         self.path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _room(folder: str, where: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        found = error.strerror or str(error)
+        step = "set run.scratch_dir to a folder with room"
+        raise StoreError(f"room for a pack in {folder}", found, where, step) from error
 
 
 def read_records(store: SourceStore, rows: Sequence[Row]) -> Iterator[tuple[Row, memoryview]]:
