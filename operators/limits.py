@@ -1,4 +1,4 @@
-"""Limits of the format, checked before anything is allocated (source: design of the decoder limits).
+"""Limits of the format, checked before anything is allocated.
 
 They are constants of the format, not settings: a reader that raised them would accept archives that
 others refuse.

@@ -85,8 +85,8 @@ if JIT:
 
         return types.void(out, types.int64, source, types.int64, types.int64), codegen
 
-    load_u16, load_u32, load_u64 = _compiled_load(2), _compiled_load(4), _compiled_load(8)
-    store_u16, store_u32, store_u64 = _compiled_store(2), _compiled_store(4), _compiled_store(8)
+    load_u16, load_u64 = _compiled_load(2), _compiled_load(8)
+    store_u16, store_u64 = _compiled_store(2), _compiled_store(8)
 else:
 
     def copy_bytes(out: Any, to: Any, source: Any, start: Any, n_bytes: Any) -> None:
@@ -95,5 +95,5 @@ else:
         assert 0 <= to <= out.size - n_bytes, "copy out of bounds"
         out[to : to + n_bytes] = source[start : start + n_bytes]
 
-    load_u16, load_u32, load_u64 = _interpreted_load(2), _interpreted_load(4), _interpreted_load(8)
-    store_u16, store_u32, store_u64 = _interpreted_store(2), _interpreted_store(4), _interpreted_store(8)
+    load_u16, load_u64 = _interpreted_load(2), _interpreted_load(8)
+    store_u16, store_u64 = _interpreted_store(2), _interpreted_store(8)

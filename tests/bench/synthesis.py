@@ -218,7 +218,7 @@ def refuse_overlap(names: Sequence[str]) -> None:
 
 
 def sampling(names: Sequence[str] = ("minilm-f32", "minilm-bf16", "minilm-f16", "wordllama-f16")) -> Table:
-    """Return what the default sample loses against one of 128 Ki words: bar 3, in bytes of records."""
+    """Return what the default sample loses against one of 128 Ki words, in bytes of records."""
     options = dataclasses.replace(load().recipe.synth, budget=64, min_gain_ppm=0)
     large = dataclasses.replace(options, sample_words=1 << 17, exact_words=1 << 17, finish_words=1 << 17)
     losses = []
@@ -251,7 +251,7 @@ def record_bytes(sample: TensorSample, options: SearchOptions) -> int:
 
 
 def timing() -> Table:
-    """Return CPU times of searches: bar 4. The least of several, on a shared machine."""
+    """Return CPU times of searches: the least of several, on a shared machine."""
     rng = np.random.default_rng(0)
     columns = ["dtype", "words", "default ms", "expansions", "64 expansions ms", "512 expansions ms"]
     result = Table("CPU time of a search, shipped prior", columns)
