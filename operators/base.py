@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Self
 
 import numpy as np
@@ -86,14 +86,17 @@ class Operator(ABC):
     """Whether word i of each target depends on word i alone."""
 
     @property
-    @abstractmethod
     def params(self) -> tuple[int, ...]:
-        """Parameters as non-negative integers, in the order of the text and of the wire."""
+        """Parameters as non-negative integers, in the order of the text and of the wire: the fields."""
+        return tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
 
     @classmethod
-    @abstractmethod
     def from_params(cls, params: tuple[int, ...]) -> Self:
         """Inverse of `params`. Raises FormatError for a wrong count; `children` checks the ranges."""
+        expected = len(fields(cls))  # type: ignore[arg-type]
+        if len(params) != expected:
+            raise FormatError(f"{expected} parameters of {cls.name}", str(len(params)))
+        return cls(*params)
 
     @property
     def arity(self) -> int:

@@ -8,11 +8,10 @@ Example: ``add[250]`` of 1, 10 as ``b8[2]`` is 251, 4.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
 from operators.base import Stream
 from operators.errors import FormatError
-from operators.ops.support import WordMap, one_param
+from operators.ops.support import WordMap
 from operators.words import Words, mask_of
 
 
@@ -23,14 +22,6 @@ class Add(WordMap):
     opcode = 6
     name = "add"
     constant: int
-
-    @property
-    def params(self) -> tuple[int, ...]:
-        return (self.constant,)
-
-    @classmethod
-    def from_params(cls, params: tuple[int, ...]) -> Self:
-        return cls(one_param(cls.name, params))
 
     def children(self, stream: Stream) -> tuple[Stream, ...]:
         if self.constant > mask_of(stream.width_bits):

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from operators.base import Operator, Source, Stream
 from operators.errors import FormatError
-from operators.ops.support import one_param
 from operators.words import Words, mask_of
 
 
@@ -25,14 +23,6 @@ class Const(Operator):
     name = "const"
     pointwise = True
     value: int
-
-    @property
-    def params(self) -> tuple[int, ...]:
-        return (self.value,)
-
-    @classmethod
-    def from_params(cls, params: tuple[int, ...]) -> Self:
-        return cls(one_param(cls.name, params))
 
     @property
     def arity(self) -> int:

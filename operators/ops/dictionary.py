@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
 from operators.base import BLOCK_WORDS, Operator, Source, Stream
 from operators.errors import FormatError
-from operators.ops.support import one_param
 from operators.words import Words, container
 
 MOST_VALUES = 1 << 16
@@ -30,14 +28,6 @@ class Dictionary(Operator):
     opcode = 13
     name = "dictionary"
     n_values: int
-
-    @property
-    def params(self) -> tuple[int, ...]:
-        return (self.n_values,)
-
-    @classmethod
-    def from_params(cls, params: tuple[int, ...]) -> Self:
-        return cls(one_param(cls.name, params))
 
     @property
     def arity(self) -> int:

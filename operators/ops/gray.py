@@ -10,9 +10,8 @@ Example: ``gray`` of 0, 1, 3, 2 as ``b8[4]`` is 0, 1, 2, 3.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
-from operators.ops.support import WordMap, no_params
+from operators.ops.support import WordMap
 from operators.words import Words
 
 
@@ -22,15 +21,6 @@ class Gray(WordMap):
 
     opcode = 8
     name = "gray"
-
-    @property
-    def params(self) -> tuple[int, ...]:
-        return ()
-
-    @classmethod
-    def from_params(cls, params: tuple[int, ...]) -> Self:
-        no_params(cls.name, params)
-        return cls()
 
     def forward(self, words: Words, width_bits: int) -> None:
         shift = 1

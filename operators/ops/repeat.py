@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
 from operators.base import Operator, Source, Stream
 from operators.errors import FormatError
-from operators.ops.support import one_param
 from operators.words import Words
 
 
@@ -26,14 +24,6 @@ class Repeat(Operator):
     opcode = 3
     name = "repeat"
     period: int
-
-    @property
-    def params(self) -> tuple[int, ...]:
-        return (self.period,)
-
-    @classmethod
-    def from_params(cls, params: tuple[int, ...]) -> Self:
-        return cls(one_param(cls.name, params))
 
     def children(self, stream: Stream) -> tuple[Stream, ...]:
         if not 0 < self.period < stream.n_words:

@@ -8,9 +8,8 @@ Example: ``reverse`` of 1, 6 as ``b8[2]`` is 128, 96.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
-from operators.ops.support import WordMap, no_params
+from operators.ops.support import WordMap
 from operators.words import Words, mask_of
 
 
@@ -20,15 +19,6 @@ class Reverse(WordMap):
 
     opcode = 10
     name = "reverse"
-
-    @property
-    def params(self) -> tuple[int, ...]:
-        return ()
-
-    @classmethod
-    def from_params(cls, params: tuple[int, ...]) -> Self:
-        no_params(cls.name, params)
-        return cls()
 
     def forward(self, words: Words, width_bits: int) -> None:
         bits = words.dtype.itemsize * 8

@@ -11,11 +11,10 @@ Example: ``rotate[1]`` of 3 as ``b8[1]`` is 129.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
 from operators.base import Stream
 from operators.errors import FormatError
-from operators.ops.support import WordMap, one_param
+from operators.ops.support import WordMap
 from operators.words import Words, mask_of
 
 
@@ -26,14 +25,6 @@ class Rotate(WordMap):
     opcode = 9
     name = "rotate"
     distance: int
-
-    @property
-    def params(self) -> tuple[int, ...]:
-        return (self.distance,)
-
-    @classmethod
-    def from_params(cls, params: tuple[int, ...]) -> Self:
-        return cls(one_param(cls.name, params))
 
     def children(self, stream: Stream) -> tuple[Stream, ...]:
         if not 0 < self.distance < stream.width_bits:

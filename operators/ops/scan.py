@@ -13,14 +13,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
 from operators.base import Operator, Source, Stream
 from operators.errors import FormatError
 from operators.kernels.fields import scan_add, scan_xor
-from operators.ops.support import one_param
 from operators.words import Words, mask_of
 
 
@@ -29,14 +27,6 @@ class Scan(Operator):
     """What both scans share."""
 
     lag: int
-
-    @property
-    def params(self) -> tuple[int, ...]:
-        return (self.lag,)
-
-    @classmethod
-    def from_params(cls, params: tuple[int, ...]) -> Self:
-        return cls(one_param(cls.name, params))
 
     @property
     def arity(self) -> int:

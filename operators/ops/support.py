@@ -7,21 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from operators.base import Operator, Source, Stream
-from operators.errors import FormatError
 from operators.words import Words
-
-
-def one_param(name: str, params: tuple[int, ...]) -> int:
-    """Return the only parameter. Raises FormatError for another count."""
-    if len(params) != 1:
-        raise FormatError(f"one parameter of {name}", str(len(params)))
-    return params[0]
-
-
-def no_params(name: str, params: tuple[int, ...]) -> None:
-    """Raise FormatError if there are parameters."""
-    if params:
-        raise FormatError(f"no parameter of {name}", str(len(params)))
 
 
 class WordMap(Operator):

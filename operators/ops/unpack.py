@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
 from operators.base import BLOCK_WORDS, Operator, Source, Stream
 from operators.errors import FormatError
 from operators.kernels.fields import join_narrow, split_narrow
-from operators.ops.support import one_param
 from operators.words import Words, container
 
 
@@ -29,14 +27,6 @@ class Unpack(Operator):
     opcode = 14
     name = "unpack"
     width_bits: int
-
-    @property
-    def params(self) -> tuple[int, ...]:
-        return (self.width_bits,)
-
-    @classmethod
-    def from_params(cls, params: tuple[int, ...]) -> Self:
-        return cls(one_param(cls.name, params))
 
     def children(self, stream: Stream) -> tuple[Stream, ...]:
         if not 0 < self.width_bits < stream.width_bits or stream.width_bits % self.width_bits:

@@ -8,11 +8,10 @@ Example: ``xor[3]`` of 0, 1, 2 as ``b8[3]`` is 3, 2, 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
 from operators.base import Stream
 from operators.errors import FormatError
-from operators.ops.support import WordMap, one_param
+from operators.ops.support import WordMap
 from operators.words import Words, mask_of
 
 
@@ -23,14 +22,6 @@ class Xor(WordMap):
     opcode = 5
     name = "xor"
     constant: int
-
-    @property
-    def params(self) -> tuple[int, ...]:
-        return (self.constant,)
-
-    @classmethod
-    def from_params(cls, params: tuple[int, ...]) -> Self:
-        return cls(one_param(cls.name, params))
 
     def children(self, stream: Stream) -> tuple[Stream, ...]:
         if self.constant > mask_of(stream.width_bits):

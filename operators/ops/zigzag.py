@@ -11,11 +11,10 @@ Example: ``zigzag`` of 0, 1, 2, 3 as ``b8[4]`` is 0, 255, 1, 254.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
-from operators.ops.support import WordMap, no_params
+from operators.ops.support import WordMap
 from operators.words import Words, mask_of
 
 
@@ -25,15 +24,6 @@ class Zigzag(WordMap):
 
     opcode = 7
     name = "zigzag"
-
-    @property
-    def params(self) -> tuple[int, ...]:
-        return ()
-
-    @classmethod
-    def from_params(cls, params: tuple[int, ...]) -> Self:
-        no_params(cls.name, params)
-        return cls()
 
     def forward(self, words: Words, width_bits: int) -> None:
         one = words.dtype.type(1)
