@@ -24,8 +24,9 @@ from operators.kernels.huffman import (
 from operators.literals.tables import Integers, table_bytes, take_alphabet
 from operators.words import Bytes, Words, container
 
-LONG_CODE_GAIN = 512
-"""Codes longer than `PRIMARY_BITS` decode slower: the writer uses them to save one part in this many."""
+LONG_CODE_GAIN = 4096
+"""Codes longer than `PRIMARY_BITS` take a second look-up, but words that need one are rare: the writer uses them
+to save one part in this many."""
 
 
 def streams_of(n_words: int) -> int:

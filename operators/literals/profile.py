@@ -9,7 +9,7 @@ from operators.kernels.histogram import Histogram
 from operators.literals.lz import LzTrial
 from operators.words import Words
 
-RANS_GAIN = 112
+RANS_GAIN = 64
 """rANS decodes slower than Huffman codes: a large literal has to save one part of theirs in this many."""
 LZ_GAIN = 64
 """LZ writes and reads slower than everything else: a large literal has to save one part in this many."""

@@ -110,7 +110,7 @@ def huffman(words: Sequence[int]) -> bytes:
         if len(counts) <= 1 << limit:
             lengths = code_lengths(counts, limit)
             n_bits = sum(counts[symbol] * lengths[symbol] for symbol in counts)
-            if not best or n_bits < cost - cost // 512:
+            if not best or n_bits < cost - cost // 4096:
                 best, cost = lengths, n_bits
     symbols = sorted(counts)
     head = table(symbols, [best[symbol] for symbol in symbols])
