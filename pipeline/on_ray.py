@@ -13,14 +13,16 @@ import itertools
 import logging
 import re
 import socket
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayError
 
+from configs.loader import format_bytes
 from operators.errors import ArchiveError, InternalError, UsageError
 from pipeline.executors import Job, Outcome, attempt, may_retry
 
@@ -29,6 +31,10 @@ Result = TypeVar("Result")
 
 WAIT_SECONDS = 1.0
 """A signal to the driver is seen at least this often."""
+NOTICE_SECONDS = 10.0
+"""So long nobody is at work before that is said, and said again."""
+
+_log = logging.getLogger(__name__)
 
 
 class Worker:
@@ -120,6 +126,7 @@ class RayExecutor:
                             waiting.append((item, tries + 1))
                         else:
                             yield outcome
+                staff.tell_of_waiting()
         finally:
             staff.dismiss()
 
@@ -137,6 +144,7 @@ class _Staff:
     _actors: dict[int, Any] = field(default_factory=dict)
     _held: dict[int, dict[ray.ObjectRef, tuple[Any, int]]] = field(default_factory=dict)
     _names: Iterator[int] = field(default_factory=itertools.count)
+    _told: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self._job_ref = ray.put(self.job)
@@ -168,6 +176,19 @@ class _Staff:
             raise error
         self.n_stillborn = 0
         self._held[name] = {}
+
+    def tell_of_waiting(self) -> None:
+        """Log that nobody is at work yet, now and then: a cluster that is busy or too small, or that grows.
+
+        It goes on waiting even where no node could ever hold a worker: only an autoscaler knows what may still come.
+        """
+        now = time.monotonic()
+        if self._held:
+            self._told = now
+        elif now - self._told >= NOTICE_SECONDS:
+            self._told = now
+            worker = f"{len(self.opening)} workers of 1 CPU and {format_bytes(self.memory_bytes)} of memory each"
+            _log.warning("waiting for %s; %s", worker, why_waiting(self.memory_bytes, ray.nodes()))
 
     def least_busy(self, limit: int) -> int | None:
         """The actor with the fewest items, if that is less than `limit`."""
@@ -230,6 +251,25 @@ def _answer(item: Any, ref: ray.ObjectRef) -> Outcome[Any, Any]:
             InternalError("an answer of a worker", _shortened(str(failure)), "", "see the logs of Ray"),
         )
     return Outcome(item, result, error)
+
+
+def why_waiting(memory_bytes: int, nodes: Sequence[Mapping[str, Any]]) -> str:
+    """Why no worker can be placed, as far as the size of the nodes tells.
+
+    Parameters
+    ----------
+    memory_bytes : int
+        What a worker reserves, with one CPU.
+    nodes : sequence of mapping
+        As `ray.nodes` gives them.
+    """
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    if any(node.get("CPU", 0) >= 1 and node.get("memory", 0) >= memory_bytes for node in alive):
+        return "the nodes are busy, or the workers still start"
+    largest = max((int(node.get("memory", 0)) for node in alive if node.get("CPU", 0) >= 1), default=0)
+    if not largest:
+        return "no node has a CPU: add one"
+    return f"no node is so large, the largest has {format_bytes(largest)}: use less --memory, or add a larger node"
 
 
 def _shortened(text: str) -> str:

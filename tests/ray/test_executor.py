@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -13,8 +14,9 @@ import pytest
 import ray
 
 from operators.errors import ChangedError, DeniedError, InternalError, UsageError
+from pipeline import on_ray
 from pipeline.executors import SerialExecutor
-from pipeline.on_ray import RayExecutor, connect
+from pipeline.on_ray import RayExecutor, connect, why_waiting
 from tests.processes import ROOT
 from tests.ray.cluster import Cluster
 from tests.ray.jobs import Deadly, Faulty, Loaded, Meeting, Refused, Squares
@@ -93,6 +95,49 @@ def test_workers_that_cannot_be_placed_hold_nothing_up(address: str) -> None:
     outcomes = list(RayExecutor(address, 4, 2, 2, MEMORY).run(Squares(0.05), range(16)))
     assert len(outcomes) == 16
     assert all(outcome.error is None for outcome in outcomes)
+
+
+class StopWaiting(BaseException):
+    """As a signal would."""
+
+
+def test_a_run_that_cannot_begin_says_so(
+    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No node has 32 TiB; the third notice ends the wait."""
+
+    def stop_at_third(_record: logging.LogRecord) -> bool:
+        if len(caplog.records) == 2:
+            raise StopWaiting
+        return True
+
+    monkeypatch.setattr(on_ray, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(on_ray, "NOTICE_SECONDS", 0.5)
+    log = logging.getLogger("pipeline.on_ray")
+    log.addFilter(stop_at_third)
+    started = time.monotonic()
+    try:
+        with pytest.raises(StopWaiting):
+            list(RayExecutor(address, 2, 0, 1, 1 << 45).run(Squares(), range(4)))
+    finally:
+        log.removeFilter(stop_at_third)
+    assert time.monotonic() - started >= 1.5
+    assert all("waiting for 2 workers of 1 CPU and 33554432MiB" in text for text in caplog.messages)
+    assert all("no node is so large" in text for text in caplog.messages)
+    outcomes = RayExecutor(address, 1, 0, 1, MEMORY).run(Squares(0.8), range(4))
+    next(outcomes)
+    caplog.clear()
+    assert len(list(outcomes)) == 3
+    assert caplog.messages == []  # the worker is at work
+
+
+def test_why_a_run_waits() -> None:
+    def node(cpus: float, memory_bytes: float, alive: bool = True) -> dict[str, object]:
+        return {"Alive": alive, "Resources": {"CPU": cpus, "memory": memory_bytes}}
+
+    assert "busy" in why_waiting(100, [node(1, 99), node(1, 100)])
+    assert "largest has 99B" in why_waiting(100, [node(1, 99), node(0, 500), node(4, 500, alive=False)])
+    assert "no node has a CPU" in why_waiting(100, [node(0, 500), {"Alive": True, "Resources": {}}])
 
 
 def test_an_abandoned_run_ends_its_workers(cluster: Cluster, address: str) -> None:
