@@ -23,13 +23,16 @@ import pyarrow.parquet as pq
 from blake3 import blake3
 
 from operators.errors import ArchiveError, FormatError, LimitError
-from operators.limits import SEGMENT_BYTES
+from operators.limits import RECORD_BYTES, SEGMENT_BYTES
 from pipeline.segments.base import Segment
+from pipeline.segments.header import RANK_MAX
 
 GROUP_ROWS = 1 << 16
 """Rows of a Parquet row group: what is in memory beside the rows themselves while they are read or written."""
 ROWS_MAX = 1 << 24
 GROUP_BYTES_MAX = 1 << 30
+OFFSET_BYTES_MAX = 1 << 62
+"""Beyond any offset and size; two of them still add up within an int64."""
 FOOTER_STRING_BYTES_MAX = 1 << 20
 FOOTER_ITEMS_MAX = 1 << 20
 
@@ -131,6 +134,8 @@ SCHEMA = pa.schema(
 )
 _COLUMNS = tuple(field.name for field in fields(Row))
 _TEXTS = {field.name for field in SCHEMA if field.type == pa.string()}
+_SHAPE = _COLUMNS.index("shape")
+"""The one list: any other column has a value per row."""
 _PLACE = {"task", "pack", "pack_bytes", "pack_offset"}
 _ROWS_DIGEST = b"brevis.rows"
 
@@ -242,11 +247,16 @@ def _read(data: bytes, where: str) -> Iterator[Row]:
         raise FormatError(f"the columns {', '.join(_COLUMNS)}", f"{', '.join(file.schema_arrow.names)}", where)
     if file.metadata.num_rows > ROWS_MAX:
         raise LimitError(f"at most {ROWS_MAX} rows", f"{file.metadata.num_rows}", where)
+    # Raises for damaged facts of the column, where asking for them alone would end the process. It holds one batch.
+    file.scan_contents(columns=["shape"])
     digest, known = _Digest(_COLUMNS), dict[str, str]()
     for group in range(file.metadata.num_row_groups):
         facts = file.metadata.row_group(group)
         if facts.num_rows > GROUP_ROWS or facts.total_byte_size > GROUP_BYTES_MAX:
             raise LimitError(f"row groups of at most {GROUP_ROWS} rows", f"{facts.num_rows}", where)
+        n_values = facts.column(_SHAPE).num_values
+        if n_values > GROUP_ROWS * RANK_MAX:
+            raise LimitError(f"at most {GROUP_ROWS * RANK_MAX} values in a row group", f"{n_values}", where)
         table = file.read_row_group(group, use_threads=False)
         columns: list[Any] = []
         for name, column in zip(_COLUMNS, table.columns, strict=True):
@@ -268,12 +278,16 @@ def _read(data: bytes, where: str) -> Iterator[Row]:
 def _check(rows: list[Row], where: str) -> None:
     """Refuse values that no segment has, before anybody computes with them."""
     for row in rows:
+        stored_bytes, pack_offset = row.stored_bytes or 0, row.pack_offset or 0
+        pack_bytes = OFFSET_BYTES_MAX if row.pack_bytes is None else row.pack_bytes
         if not (
-            0 <= row.offset_bytes < 1 << 62
+            0 <= row.offset_bytes < OFFSET_BYTES_MAX
             and 0 < row.n_bytes <= SEGMENT_BYTES
-            and min(row.row_start, row.n_rows, row.row_words, row.n_tensors, row.task) >= 0
-            and min(row.stored_bytes or 0, row.expansions or 0, row.pack_bytes or 0, row.pack_offset or 0) >= 0
-            and (row.pack_offset or 0) + (row.stored_bytes or 0) <= (row.pack_bytes or 1 << 62)
+            and min(row.row_start, row.n_rows, row.row_words, row.n_tensors, row.task, row.expansions or 0) >= 0
+            and (row.shape is None or (len(row.shape) <= RANK_MAX and min(row.shape, default=0) >= 0))
+            and 0 <= stored_bytes <= RECORD_BYTES
+            and 0 <= pack_offset
+            and pack_offset + stored_bytes <= pack_bytes <= OFFSET_BYTES_MAX
         ):
             raise FormatError("a segment within its file and pack", f"{row}"[:400], where)
 

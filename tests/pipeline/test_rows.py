@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operators.errors import DamageError, FormatError, LimitError
-from operators.limits import SEGMENT_BYTES
+from operators.limits import RECORD_BYTES, SEGMENT_BYTES
 from pipeline import rows as rows_module
 from pipeline.rows import SCHEMA, Row, content_digest, from_parquet, row_order, to_parquet
 from tests.strategies import damage
@@ -26,7 +26,7 @@ DIGEST = st.binary(min_size=32, max_size=32)
 
 @st.composite
 def some_rows(draw: st.DrawFn) -> Row:
-    stored = draw(COUNT)
+    stored = draw(st.integers(0, RECORD_BYTES))
     offset = draw(COUNT)
     return Row(
         file=draw(TEXT),
@@ -166,7 +166,16 @@ def test_other_tables_are_refused() -> None:
         {"row_words": -1},
         {"n_rows": -1},
         {"task": -1},
+        {"expansions": -1},
+        {"shape": (-1,)},
+        {"shape": (1,) * 33},
         {"stored_bytes": -1},
+        {"stored_bytes": RECORD_BYTES + 1, "pack_bytes": 1 << 40},
+        {"stored_bytes": RECORD_BYTES + 1, "pack_bytes": None},
+        {"pack_bytes": 0},
+        {"pack_bytes": -1, "pack_offset": None, "stored_bytes": None},
+        {"pack_bytes": (1 << 62) + 1},
+        {"pack_offset": 1 << 62, "pack_bytes": None},
         {"pack_offset": -1},
         {"pack_offset": 99_999},  # the record would end after its pack
     ],
@@ -174,6 +183,14 @@ def test_other_tables_are_refused() -> None:
 def test_values_that_no_segment_has_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(FormatError, match="within its file and pack"):
         from_parquet(to_parquet([replace(ROWS[0], **values)]))
+
+
+def test_a_shape_of_millions_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = to_parquet([replace(ROWS[0], shape=(0,) * (rows_module.GROUP_ROWS * 32 + 1))])
+    assert len(bomb) < 20_000
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", None)
+    with pytest.raises(LimitError, match="values in a row group"):
+        from_parquet(bomb)
 
 
 def test_the_content_digest_leaves_out_place_alone() -> None:
