@@ -20,6 +20,7 @@ from pipeline.packs import read_records
 from pipeline.plan import matches
 from pipeline.rows import Row
 from pipeline.segments import Tensor, tensors_of
+from pipeline.segments.header import HEADER_BYTES_MAX
 from pipeline.snapshots import FileEntry, Snapshot
 from pipeline.store import ObjectInfo, SourceStore, Store, open_source, open_store
 
@@ -232,6 +233,8 @@ def find_tensor(archive: SourceStore, items: Sequence[RestoreItem], name: str) -
     ------
     UsageError
         No file or several files have it.
+    FormatError
+        The header of a file is damaged, or the tensor would end beyond its file.
     """
     decoder = Decoder(archive)
     found = []
@@ -246,16 +249,29 @@ def find_tensor(archive: SourceStore, items: Sequence[RestoreItem], name: str) -
         hint = f"name one as FILE:NAME: {files}" if found else "see `brevis info`"
         raise UsageError("one tensor of that name", str(len(found)), name, hint)
     item, tensor = found[0]
+    if tensor.end > item.n_bytes:
+        raise FormatError(f"a tensor that ends at {item.n_bytes} or before", f"{tensor.end}", item.entry.key)
     touched = [row for row in item.rows if row.offset_bytes < tensor.end and row.segment.end_bytes > tensor.begin]
     return FoundTensor(item, tensor, tuple(touched))
 
 
 def read_header(decoder: Decoder, item: RestoreItem) -> bytes:
-    """Return the header of a safetensors file, its length included, from the first rows alone."""
+    """Return the header of a safetensors file, its length included, from the first rows alone.
+
+    Raises
+    ------
+    FormatError
+        It would be longer than the file or than any header; nothing more is decoded.
+    """
     header = bytearray()
+    most_bytes = min(item.n_bytes, HEADER_LENGTH_BYTES + HEADER_BYTES_MAX)
     for _, data in decoder.segments(item.rows):
         header += data
+        if len(header) < HEADER_LENGTH_BYTES:
+            continue
         n_bytes = HEADER_LENGTH_BYTES + int.from_bytes(header[:HEADER_LENGTH_BYTES], "little")
+        if n_bytes > most_bytes:
+            raise FormatError(f"a header that ends at {most_bytes} or before", f"{n_bytes}", item.entry.key)
         if len(header) >= n_bytes:
             return bytes(header[:n_bytes])
     raise FormatError("a header", f"{len(header)} bytes", item.entry.key)
@@ -270,7 +286,13 @@ def tensor_bytes(archive: SourceStore, found: FoundTensor) -> Iterator[memoryvie
 
 
 def write_tensor(archive: SourceStore, target: Store, key: str, found: FoundTensor, *, overwrite: bool) -> int:
-    """Write a tensor as a safetensors file of its own; return the bytes of the tensor."""
+    """Write a tensor as a safetensors file of its own; return the bytes of the tensor.
+
+    Raises
+    ------
+    FormatError
+        The segments do not give all bytes of the tensor; nothing appears under the key.
+    """
     tensor = found.tensor
     n_bytes = tensor.end - tensor.begin
     entry = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [0, n_bytes]}
@@ -278,7 +300,11 @@ def write_tensor(archive: SourceStore, target: Store, key: str, found: FoundTens
     text += b" " * (-len(text) % 8)
     with target.create(key, overwrite=overwrite, n_bytes=HEADER_LENGTH_BYTES + len(text) + n_bytes) as writer:
         writer.write(len(text).to_bytes(HEADER_LENGTH_BYTES, "little") + text)
+        left_bytes = n_bytes
         for part in tensor_bytes(archive, found):
             writer.write(part)
+            left_bytes -= len(part)
+        if left_bytes:
+            raise FormatError(f"{n_bytes} bytes of a tensor", f"{n_bytes - left_bytes}", found.item.entry.key)
         writer.commit()
     return n_bytes
