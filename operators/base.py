@@ -212,6 +212,10 @@ class Encoding(ABC):
             The payload cannot be one of this encoding for `stream`.
         """
 
+    def scratch_bytes(self, stream: Stream) -> int:
+        """Bytes beyond blocks, tables and the payload that `source` holds, whatever the payload."""
+        return 0
+
 
 class BlockSource(Source):
     """A source that decodes whole blocks, whatever the sizes it is read in.

@@ -1,6 +1,7 @@
 """The one table of rules that every program passes before anything is allocated for it.
 
-Programs that the search made and programs read from an archive go through the same `check`.
+Programs that the search made and programs read from an archive go through the same `check`. What a literal
+needs is known once its encoding is chosen, so a program that is to be stored is checked again then.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from operators import limits
 from operators.base import BLOCK_WORDS, Stream
 from operators.errors import ArchiveError, FormatError, LimitError
 from operators.program import Literal, Node, count_node
+from operators.registry import ENCODINGS_BY_NAME
 from operators.words import container
 
 WORD_BITS = (8, 16, 32, 64)
@@ -60,6 +62,8 @@ def check(program: Node, stream: Stream) -> Checked:
         scratch_bytes += min(produced.n_words, BLOCK_WORDS) * container(produced.width_bits).itemsize
         if isinstance(node.op, Literal):
             literals.append(produced)
+            if node.op.encoding:  # none is chosen yet in a program of the search
+                scratch_bytes += ENCODINGS_BY_NAME[node.op.encoding].scratch_bytes(produced)
             return
         where = f"{path}/{node.op.name}"
         try:

@@ -184,6 +184,10 @@ class Lz(Encoding):
             raise FormatError("one whole frame", f"{len(payload)} bytes", "literal")
         return _Source(payload, stream)
 
+    def scratch_bytes(self, stream: Stream) -> int:
+        """The window, which the decoder keeps beside the words."""
+        return min(1 << MAX_WINDOW_LOG, stream.n_bytes)
+
 
 def _frame_bytes(payload: memoryview) -> int:
     """Return the bytes of a frame from the sizes of its blocks, or -1 where they go beyond `payload`."""

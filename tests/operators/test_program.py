@@ -101,6 +101,33 @@ def test_program_bombs_are_refused() -> None:
         check(deep, Stream(64, 8 << 20))
 
 
+SEGMENT = limits.SEGMENT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("text", "stream", "window_bytes"),
+    [
+        ("lz", Stream(8, SEGMENT), SEGMENT),
+        ("lz", Stream(64, SEGMENT // 8), SEGMENT),
+        ("merge[4,4](lz, lz)", Stream(8, SEGMENT), 2 * SEGMENT),
+        ("merge[7,8,1](lz, lz, lz)", Stream(16, SEGMENT // 2), 3 * SEGMENT // 2),
+        ("merge[10,5,1](lz, lz, lz)", Stream(16, SEGMENT // 2), 2 * SEGMENT),
+        ("merge[23,8,1](lz, lz, lz)", Stream(32, SEGMENT // 4), 3 * SEGMENT // 2),
+        ("merge[3,4,1](lz, lz, lz)", Stream(8, SEGMENT - (1 << 20)), 3 * (SEGMENT - (1 << 20))),
+    ],
+)
+def test_windows_of_lz_are_counted(text: str, stream: Stream, window_bytes: int) -> None:
+    without = check(parse(text.replace("lz", "rans")), stream).scratch_bytes
+    assert check(parse(text), stream).scratch_bytes == without + window_bytes
+
+
+@pytest.mark.parametrize("text", ["merge[3,4,1](lz, lz, lz)", "merge[2,2,2,2](lz, lz, lz, lz)"])
+def test_more_windows_than_a_reader_grants_are_refused(text: str) -> None:
+    check(parse(text.replace("lz", "rans")), Stream(8, SEGMENT))
+    with pytest.raises(LimitError, match="scratch"):
+        check(parse(text), Stream(8, SEGMENT))
+
+
 def test_message_names_the_node() -> None:
     with pytest.raises(FormatError, match="/merge/const: expected a constant of 8 bits, found 300"):
         check(parse("merge[8,8](const[300], raw)"), Stream(16, 4))
