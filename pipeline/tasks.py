@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from operators.check import check
 from operators.errors import ArchiveError, DamageError, InternalError, StoreError
 from operators.limits import RECORD_BYTES, SEGMENT_BYTES
 from operators.program import Literal, Node
@@ -139,7 +140,7 @@ class Encoder:
         words = segment_words(row.segment, data)
         program, expansions = self._program_for(row, words)
         self._written = _grown(self._written, len(data) + RECORD_SLACK_BYTES, RECORD_BYTES)
-        encoded = encode(program, words, row.digest, out=self._written)
+        encoded = self._encoded(program, words, row.digest)
         if encoded is None or encoded.body_bytes >= len(data):
             encoded = _literal(words, row.digest)
         if not self._restores(encoded, len(data)):
@@ -148,6 +149,16 @@ class Encoder:
             if not self._restores(encoded, len(data)):
                 raise InternalError("a raw record that decodes to its bytes", "other bytes", row.where, "report it")
         return encoded, expansions
+
+    def _encoded(self, program: Node, words: Words, digest: bytes) -> Encoded | None:
+        """Return the record of `program`, or None where it does not fit `words` or a limit of the format."""
+        try:
+            encoded = encode(program, words, digest, out=self._written)
+            if encoded is not None:  # the encodings that were chosen need memory too
+                check(encoded.program, encoded.stream)
+        except DamageError:
+            return None
+        return encoded
 
     def _program_for(self, row: Row, words: Words) -> tuple[Node, int]:
         """Search once per tensor and task; the further segments of a tensor share its program."""

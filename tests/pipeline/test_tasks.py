@@ -1,0 +1,58 @@
+"""Records of segments: whatever the search says, a task stores the segment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from operators import limits
+from operators.program import LIT, Node, parse
+from operators.registry import OPERATORS_BY_NAME
+from operators.run import digest_of, execute
+from pipeline.rows import Row
+from pipeline.tasks import Encoder
+from synth.learn import OPTIONS
+from synth.prior import Prior
+from tests.cases import noise
+
+ROW = Row("a", 0, 1, "t", "U8", None, 0, 1, 1, 1, "safetensors", None, 0)
+BITS = Node(OPERATORS_BY_NAME["merge"].from_params((1,) * 64), (LIT,) * 64)
+
+
+def stored(program: Node, dtype: str, data: bytes, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Store `data` as if the search had found `program`; return the program of the record."""
+    encoder = Encoder(OPTIONS, Prior.uniform())
+    monkeypatch.setattr(encoder, "_program_for", lambda *_: (program, 7))
+    row = replace(ROW, dtype=dtype, n_bytes=len(data), digest=digest_of(data))
+    encoded, expansions = encoder.record(row, memoryview(data))
+    assert expansions == 7
+    assert encoder.alarms == []
+    assert execute(encoded.record).tobytes() == data
+    return str(encoded.program)
+
+
+@pytest.mark.parametrize(
+    ("program", "dtype", "n_bytes"),
+    [
+        (parse("rotate[9](raw)"), "U8", 5000),
+        (parse("merge[8,9](raw, raw)"), "U16", 5000),
+        (parse("bitpack"), "U64", 5000),
+        (BITS, "U64", 8 * ((1 << 20) + 1)),  # more work than a reader does
+    ],
+)
+def test_a_program_that_the_format_refuses_is_stored_as_a_literal(
+    program: Node, dtype: str, n_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = np.resize(np.frombuffer(noise(1, 1 << 16), np.uint8), n_bytes).tobytes()
+    assert "(" not in stored(program, dtype, data, monkeypatch)
+
+
+def test_a_program_whose_encodings_need_too_much_memory_is_stored_as_a_literal(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_words = 80_000
+    data = np.resize(np.frombuffer(noise(1, 10_000), np.uint8), 2 * n_words).tobytes()
+    program = parse("merge[8,8](lit, lit)")
+    assert stored(program, "U16", data, monkeypatch) == "merge[8,8](lz, lz)"
+    monkeypatch.setattr(limits, "SCRATCH_FIXED_BYTES", n_words)  # enough for one window, not for two and their blocks
+    assert stored(program, "U16", data, monkeypatch) == "lz"
