@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,7 +196,7 @@ class Store(SourceStore, Protocol):
         """Whether `put_new` really refuses a taken key. A store that ignores it cannot hold a commit safely."""
 
 
-class WriterBase:
+class WriterBase(ABC):
     """The context-manager half of an `ObjectWriter`."""
 
     def __enter__(self) -> Self:
@@ -204,9 +205,9 @@ class WriterBase:
     def __exit__(self, *exc: object) -> None:
         self.abort()
 
+    @abstractmethod
     def abort(self) -> None:
         """Leave nothing behind."""
-        raise NotImplementedError
 
 
 class StoreBase:

@@ -69,7 +69,7 @@ class MemoryStore:
         self.objects.pop(key, None)
 
     def create(self, key: str, *, overwrite: bool, n_bytes: int | None = None) -> ObjectWriter:
-        raise NotImplementedError
+        raise AssertionError("the commit protocol creates no files")
 
     def refused_keys(self, keys: Sequence[str]) -> dict[str, PathError]:
         return {}
