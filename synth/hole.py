@@ -30,6 +30,31 @@ Region = Callable[[], Words]
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What a search has worked out of fields already: many steps cut the same field out of the same words.
+
+    Keys begin with the id of a sample, which the value keeps alive.
+
+    Attributes
+    ----------
+    samples : dict
+        (id, shift, width) to the sample above and the one cut out of it.
+    judged : dict
+        (id, shift, width, closed) to the sample, its summary, features, and costs without and with LZ.
+    """
+
+    samples: dict[tuple[int, int, int], tuple[Sample, Sample]]
+    judged: dict[tuple[int, int, int, bool], tuple[Sample, Summary, Features, LiteralCost, LiteralCost]]
+
+    def cut_out(self, field: Field) -> Sample:
+        """Return a field as a sample of its own, the same one each time."""
+        key = (id(field.sample), field.shift, field.width_bits)
+        if key not in self.samples:
+            self.samples[key] = (field.sample, field.cut_out())
+        return self.samples[key][1]
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
     """What all holes of one search share."""
 
@@ -37,6 +62,7 @@ class Setting:
     sample_words: int
     exact_words: int
     probe: LzProbe = field(default_factory=LzProbe)
+    known: Known = field(default_factory=lambda: Known({}, {}))
 
     def root(self, words: Words, columns: int) -> Hole:
         """Return the hole of a whole region, whose rows have `columns` words (0 for none)."""
@@ -118,7 +144,7 @@ class Hole:
         closed: bool = False,
     ) -> None:
         if isinstance(source, Field) and source.width_bits > NARROW_BITS:
-            source = source.cut_out()
+            source = setting.known.cut_out(source)
         self.setting = setting
         self.source = source
         self.tag = tag
@@ -133,13 +159,23 @@ class Hole:
             sample, shift, width = source, 0, source.stream.width_bits
         self.stream = Stream(width, sample.stream.n_words)
         self.columns = sample.columns
-        self.summary: Summary = summarise(sample.words, shift, width, whole=sample.exact)
-        near = nearness(sample.words, shift, width, *sample.row_below) if width > 1 and not closed else (0, 0)
-        self.features: Features = features(self.summary, self.stream, near)
         self.region = region
-        plain = literal_cost(self.summary, self.stream)
+        key = (id(sample), shift, width, closed)
+        known = setting.known.judged.get(key) if depth and region is None else None
+        self.summary: Summary
+        self.features: Features
+        self.literal: LiteralCost
+        if known is not None:
+            _, self.summary, self.features, plain, self.literal = known
+        else:
+            self.summary = summarise(sample.words, shift, width, whole=sample.exact)
+            near = nearness(sample.words, shift, width, *sample.row_below) if width > 1 and not closed else (0, 0)
+            self.features = features(self.summary, self.stream, near)
+            plain = literal_cost(self.summary, self.stream)
+            self.literal = self._with_lz(plain)
+            if depth and region is None:
+                setting.known.judged[key] = (sample, self.summary, self.features, plain, self.literal)
         self.plain_q8 = plain.bits_q8
-        self.literal: LiteralCost = self._with_lz(plain)
         self.best_q8 = self.literal.bits_q8
         self.best_edge: Edge | None = None
         self.edges: list[Edge] = []
@@ -151,7 +187,7 @@ class Hole:
     def sample(self) -> Sample:
         """The sample, cut out of the one above at its first use."""
         if isinstance(self.source, Field):
-            self.source = self.source.cut_out()
+            self.source = self.setting.known.cut_out(self.source)
         return self.source
 
     @property
