@@ -70,7 +70,7 @@ def test_a_file_that_goes_away_after_it_was_read_is_kept(tmp_path: Path, capsys:
 def test_an_attempt_that_could_not_read_a_header_does_not_stop_the_next(
     tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
-    """The first attempt plans without a file, so its tasks have other places; then it is killed."""
+    """The first attempt plans without a file, so it is another run: what it learned must not reach the next one."""
     folder, archive = write(tmp_path / "source", FILES), tmp_path / "archive"
 
     def deny_first(read: Any, key: str, n_bytes: int) -> Any:
@@ -88,8 +88,9 @@ def test_an_attempt_that_could_not_read_a_header_does_not_stop_the_next(
     assert objects_of(archive, "runs")
     monkeypatch.undo()
     ran = Ran(capsys, "archive", folder, archive, *SMALL_TASKS)
-    assert ran.code == 0
-    assert ran.json["resumed_tasks"] > 0
+    undisturbed = Ran(capsys, "archive", folder, tmp_path / "undisturbed", *SMALL_TASKS)
+    assert (ran.code, ran.json["resumed_tasks"]) == (0, 0)
+    assert ran.json["content"] == undisturbed.json["content"]
     Ran(capsys, "restore", archive, tmp_path / "out")
     assert files_of(tmp_path / "out") == FILES
 
