@@ -9,7 +9,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +154,7 @@ def _restore_files(
         summary.failures.append(Failed.of(key, path_error))
     items = [item for item in items if item.entry.key not in refused]
     job = RestoreJob(arguments.archive, arguments.target, dict(run.storage_options), arguments.overwrite)
+    restored: list[Row] = []
     with report.progress("restore", run.progress_seconds, sum(item.n_bytes for item in items)) as progress:
         for outcome in _executor(arguments, run).run(job, items):
             progress.add(outcome.item.n_bytes)
@@ -168,7 +169,8 @@ def _restore_files(
                 summary.segments += outcome.result.segments
                 summary.verified += outcome.result.segments
                 summary.source_bytes += outcome.item.n_bytes
-                summary.stored_bytes += sum(row.stored_bytes or 0 for row in outcome.item.rows)
+                restored += outcome.item.rows
+    summary.stored_bytes = record_bytes(restored)
 
 
 def _restore_tensor(
@@ -182,7 +184,7 @@ def _restore_tensor(
     summary.source_bytes = write_tensor(store, target, name, found, overwrite=arguments.overwrite)
     summary.files = summary.tensors = 1
     summary.segments = summary.verified = len(found.rows)
-    summary.stored_bytes = sum(row.stored_bytes or 0 for row in found.rows)
+    summary.stored_bytes = record_bytes(found.rows)
 
 
 def verify(arguments: argparse.Namespace, report: Report) -> int:
@@ -369,6 +371,11 @@ def cat(arguments: argparse.Namespace, _report: Report) -> int:
         sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
     return DONE
+
+
+def record_bytes(rows: Iterable[Row]) -> int:
+    """Return the bytes of the records of `rows`; equal segments share one."""
+    return sum({(row.pack, row.pack_offset): row.stored_bytes or 0 for row in rows}.values())
 
 
 def default_checkpoint(source: str) -> str:
