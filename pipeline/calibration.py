@@ -17,12 +17,10 @@ from pipeline.plan import Part, Plan
 from pipeline.segments import Segment
 from pipeline.store import SourceStore
 from pipeline.tasks import segment_words
-from synth.calibrate import TensorSample, calibrate
+from synth.calibrate import MAX_TENSORS, TensorSample, calibrate
 from synth.options import SearchOptions
 from synth.prior import Prior
 
-TENSORS = 16
-"""Measured: 8 to 16 tensors teach; 1 or 2 are worthless."""
 REGION_BYTES = 1 << 20
 """Bytes of a tensor that are read, in whole rows."""
 
@@ -54,7 +52,7 @@ def learn_prior(source: SourceStore, plan: Plan, options: SearchOptions, base: P
 
 
 def choose(plan: Plan) -> list[tuple[Part, Segment]]:
-    """Return the first segments of up to `TENSORS` tensors, taking one of each stratum in turn.
+    """Return the first segments of up to `MAX_TENSORS` tensors, taking one of each stratum in turn.
 
     A stratum is a dtype and a power of four of the size; inside it the order is that of a digest of the
     tensor's name, which no habit of naming can bias.
@@ -67,10 +65,10 @@ def choose(plan: Plan) -> list[tuple[Part, Segment]]:
     queues = [sorted(strata[stratum], key=lambda item: item[0]) for stratum in sorted(strata)]
     chosen: list[tuple[Part, Segment]] = []
     depth = 0
-    while len(chosen) < TENSORS and any(depth < len(queue) for queue in queues):
+    while len(chosen) < MAX_TENSORS and any(depth < len(queue) for queue in queues):
         chosen += [queue[depth][1:] for queue in queues if depth < len(queue)]
         depth += 1
-    return chosen[:TENSORS]
+    return chosen[:MAX_TENSORS]
 
 
 def _first_segments(plan: Plan) -> Iterator[tuple[Part, Segment]]:

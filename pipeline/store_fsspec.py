@@ -14,7 +14,7 @@ from typing import Any
 
 import fsspec.core
 
-from operators.errors import ChangedError, DeniedError, ExistsError, LimitError, NotFoundError, PathError, StoreError
+from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError
 from pipeline.store import (
     Buffers,
     Listing,
@@ -26,6 +26,7 @@ from pipeline.store import (
     WriterBase,
     check_ranges,
     coalesce,
+    get_whole,
     key_order,
     safe_local_path,
 )
@@ -84,10 +85,7 @@ class FsspecSource:
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """See `SourceStore.get`."""
-        info = self.head(key)
-        if info.n_bytes > max_bytes:
-            raise LimitError(f"at most {max_bytes} bytes", f"{info.n_bytes}", key)
-        return bytes(self.get_ranges(info, [(0, info.n_bytes)])[0])
+        return get_whole(self, key, max_bytes)
 
     def get_ranges(self, info: ObjectInfo, ranges: Sequence[Range]) -> Buffers:
         """See `SourceStore.get_ranges`."""

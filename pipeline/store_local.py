@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from operators.errors import ChangedError, DeniedError, ExistsError, LimitError, NotFoundError, PathError, StoreError
+from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError
 from pipeline.store import (
     Buffers,
     Listing,
@@ -24,6 +24,7 @@ from pipeline.store import (
     aligned_buffer,
     check_ranges,
     clashing_keys,
+    get_whole,
     key_order,
     safe_local_path,
 )
@@ -121,10 +122,7 @@ class LocalSource:
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """See `SourceStore.get`."""
-        info = self.head(key)
-        if info.n_bytes > max_bytes:
-            raise LimitError(f"at most {max_bytes} bytes", f"{info.n_bytes}", key)
-        return bytes(self.get_ranges(info, [(0, info.n_bytes)])[0])
+        return get_whole(self, key, max_bytes)
 
     def get_ranges(self, info: ObjectInfo, ranges: Sequence[Range]) -> Buffers:
         """See `SourceStore.get_ranges`; every range has an aligned buffer of its own."""
