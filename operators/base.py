@@ -18,7 +18,9 @@ block too.
 
 A literal is coded by one of the `Encoding` objects: a first pass over its words gives a `Profile`,
 each encoding states from that profile the exact bytes that it needs (`Plan.n_bytes`), the cheapest
-writes in a second pass.
+writes in a second pass. A `Conditioned` encoding codes each word in the context of others. It has
+parameters, which only a search can know, so a program names it or it is not used; and it is given all
+words at once.
 
 A new operator or encoding is one file in ``ops/`` or ``literals/``. Being there registers it
 (`operators.registry`), and being registered puts it under the round-trip, damage and golden tests.
@@ -64,6 +66,9 @@ class Stream:
 class Source(ABC):
     """Words of one stream, produced in order."""
 
+    whole: ClassVar[bool] = False
+    """Whether all words are best read at once: they are not produced in their order."""
+
     @abstractmethod
     def read(self, out: Words) -> None:
         """Fill `out` with the next ``out.size`` words; the caller owns `out`.
@@ -75,15 +80,11 @@ class Source(ABC):
         """
 
 
-class Operator(ABC):
-    """One production of the language; a frozen dataclass whose fields are its parameters."""
+class Parametric(ABC):
+    """What has a name and parameters in a program: a frozen dataclass whose fields are the parameters."""
 
-    opcode: ClassVar[int]
-    """1 to 63, append-only: never reused, never renumbered."""
     name: ClassVar[str]
     """As in the text form."""
-    pointwise: ClassVar[bool] = False
-    """Whether word i of each target depends on word i alone."""
 
     @property
     def params(self) -> tuple[int, ...]:
@@ -92,11 +93,20 @@ class Operator(ABC):
 
     @classmethod
     def from_params(cls, params: tuple[int, ...]) -> Self:
-        """Inverse of `params`. Raises FormatError for a wrong count; `children` checks the ranges."""
+        """Inverse of `params`. Raises FormatError for a wrong count; their ranges are checked against a stream."""
         expected = len(fields(cls))  # type: ignore[arg-type]
         if len(params) != expected:
             raise FormatError(f"{expected} parameters of {cls.name}", str(len(params)))
         return cls(*params)
+
+
+class Operator(Parametric):
+    """One production of the language."""
+
+    opcode: ClassVar[int]
+    """1 to 63, append-only: never reused, never renumbered."""
+    pointwise: ClassVar[bool] = False
+    """Whether word i of each target depends on word i alone."""
 
     @property
     def arity(self) -> int:
@@ -215,6 +225,87 @@ class Encoding(ABC):
     def scratch_bytes(self, stream: Stream) -> int:
         """Bytes beyond blocks, tables and the payload that `source` holds, whatever the payload."""
         return 0
+
+
+class Conditioned(Parametric):
+    """How the words of a literal become bytes, each in the context of others."""
+
+    code: ClassVar[int]
+    """64 to 127, append-only; shares the byte with `Operator.opcode`."""
+
+    @abstractmethod
+    def check(self, stream: Stream) -> None:
+        """Verify that the parameters fit `stream`.
+
+        Raises
+        ------
+        FormatError
+            They do not.
+        """
+
+    @abstractmethod
+    def write(self, words: Words, out: NDArray[np.uint8]) -> int:
+        """Code all words of a literal.
+
+        Parameters
+        ----------
+        words : Words, shape (n,)
+            Read only.
+        out : uint8 array, shape (at least the bytes of the words,)
+            The caller's buffer, written to from its start on.
+
+        Returns
+        -------
+        int
+            Bytes of the payload, or -1 where it would not be smaller than the words are.
+        """
+
+    @abstractmethod
+    def source(self, payload: memoryview, stream: Stream) -> Source:
+        """Return the source of a payload; every table and length in it is checked before use.
+
+        Raises
+        ------
+        FormatError
+            The payload cannot be one of this encoding for `stream`.
+        """
+
+    @abstractmethod
+    def scratch_bytes(self, stream: Stream) -> int:
+        """Bytes beyond blocks and the payload that `source` holds, whatever the payload."""
+
+
+class WholeSource(Source):
+    """A source that decodes all words at once, into the caller's buffer where that takes them all.
+
+    Subclasses give `decode`.
+    """
+
+    whole = True
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._position = 0
+        self._words: Words | None = None
+
+    @abstractmethod
+    def decode(self, out: Words) -> None:
+        """Fill `out` with all words of the stream. Raises DamageError."""
+
+    def read(self, out: Words) -> None:
+        end = self._position + out.size
+        if end > self.stream.n_words:
+            raise FormatError(f"at most {self.stream.n_words} words", f"a read of {end}")
+        if out.size == self.stream.n_words:
+            self.decode(out)
+        else:
+            if self._words is None:
+                self._words = self.stream.empty()
+                self.decode(self._words)
+            out[:] = self._words[self._position : end]
+        self._position = end
+        if end == self.stream.n_words:
+            self._words = None
 
 
 class BlockSource(Source):

@@ -6,13 +6,14 @@ needs is known once its encoding is chosen, so a program that is to be stored is
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from operators import limits
-from operators.base import BLOCK_WORDS, Stream
+from operators.base import BLOCK_WORDS, Conditioned, Stream
 from operators.errors import ArchiveError, FormatError, LimitError
 from operators.program import Literal, Node, count_node
-from operators.registry import ENCODINGS_BY_NAME
 from operators.words import container
 
 WORD_BITS = (8, 16, 32, 64)
@@ -36,6 +37,15 @@ class Checked:
     literals: tuple[Stream, ...]
     scratch_bytes: int
     work_words: int
+
+
+@contextmanager
+def _at(where: str) -> Iterator[None]:
+    """Name the node in the errors raised inside."""
+    try:
+        yield
+    except ArchiveError as error:
+        raise type(error)(error.expected, error.found, where, error.next_step) from None
 
 
 def check(program: Node, stream: Stream) -> Checked:
@@ -63,13 +73,15 @@ def check(program: Node, stream: Stream) -> Checked:
         if isinstance(node.op, Literal):
             literals.append(produced)
             if node.op.encoding:  # none is chosen yet in a program of the search
-                scratch_bytes += ENCODINGS_BY_NAME[node.op.encoding].scratch_bytes(produced)
+                coder = node.op.coder
+                if isinstance(coder, Conditioned):
+                    with _at(f"{path}/{coder.name}"):
+                        coder.check(produced)
+                scratch_bytes += coder.scratch_bytes(produced)
             return
         where = f"{path}/{node.op.name}"
-        try:
+        with _at(where):
             children = node.op.children(produced)
-        except ArchiveError as error:
-            raise type(error)(error.expected, error.found, where, error.next_step) from None
         if len(children) != len(node.children):
             raise FormatError(f"{len(children)} children", str(len(node.children)), where)
         scratch_bytes += node.op.scratch_bytes(produced)

@@ -5,10 +5,11 @@ Text::
     program := name [ "[" integer { "," integer } "]" ] [ "(" program { "," program } ")" ]
 
 for example ``merge[6,10](bitpack, huffman)`` or ``scan_add[1](raw, const[64])``. A literal is written as
-the name of its encoding, or as ``lit`` where the emitter is still to choose one.
+the name of its encoding, with its parameters where it is a conditioned one, or as ``lit`` where the emitter
+is still to choose one.
 
-Wire: the nodes in pre-order. An operator is its opcode, the varint count of its parameters, and each
-as a varint; a literal is the code of its encoding.
+Wire: the nodes in pre-order. An operator or a conditioned encoding is its code, the varint count of its
+parameters, and each as a varint; another literal is the code of its encoding.
 """
 
 from __future__ import annotations
@@ -19,17 +20,40 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from operators import limits
-from operators.base import Operator
+from operators.base import Conditioned, Encoding, Operator
 from operators.errors import FormatError, LimitError, UnsupportedError
-from operators.registry import ENCODINGS, ENCODINGS_BY_NAME, OPERATORS, OPERATORS_BY_NAME
+from operators.registry import (
+    CONDITIONED,
+    CONDITIONED_BY_NAME,
+    ENCODINGS,
+    ENCODINGS_BY_NAME,
+    OPERATORS,
+    OPERATORS_BY_NAME,
+)
 from operators.wire import Reader, put_varint
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Words given by a payload; `encoding` is the name of its encoding, empty while undecided."""
+    """Words given by a payload.
+
+    Attributes
+    ----------
+    encoding : str
+        Name of its encoding, empty while undecided.
+    params : tuple of int
+        Parameters of a conditioned encoding.
+    """
 
     encoding: str = ""
+    params: tuple[int, ...] = ()
+
+    @property
+    def coder(self) -> Encoding | Conditioned:
+        """The encoding. Raises FormatError for a wrong number of parameters."""
+        if self.encoding in CONDITIONED_BY_NAME:
+            return CONDITIONED_BY_NAME[self.encoding].from_params(self.params)
+        return ENCODINGS_BY_NAME[self.encoding]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +64,7 @@ class Node:
     children: tuple[Node, ...] = ()
 
     def __str__(self) -> str:
-        if isinstance(self.op, Literal):
-            return self.op.encoding or "lit"
-        text = self.op.name
+        text = (self.op.encoding or "lit") if isinstance(self.op, Literal) else self.op.name
         if self.op.params:
             text += f"[{','.join(map(str, self.op.params))}]"
         if self.children:
@@ -56,11 +78,11 @@ class Node:
         for child in self.children:
             yield from child.literals()
 
-    def with_encodings(self, encodings: Iterator[str]) -> Node:
-        """Return the same program with its literals, in pre-order, coded by `encodings`."""
+    def with_literals(self, literals: Iterator[Literal]) -> Node:
+        """Return the same program with its literals, in pre-order, replaced by `literals`."""
         if isinstance(self.op, Literal):
-            return Node(Literal(next(encodings)))
-        return Node(self.op, tuple(child.with_encodings(encodings) for child in self.children))
+            return Node(next(literals))
+        return Node(self.op, tuple(child.with_literals(literals) for child in self.children))
 
 
 LIT = Node(Literal())
@@ -124,9 +146,22 @@ class _Parser:
             return LIT
         if name in ENCODINGS_BY_NAME:
             return Node(Literal(name))
-        if name not in OPERATORS_BY_NAME:
+        if name not in OPERATORS_BY_NAME and name not in CONDITIONED_BY_NAME:
             raise FormatError("the name of an operator or encoding", repr(name), f"token {self.position - 1}")
-        params = []
+        params = self.params()
+        if name in CONDITIONED_BY_NAME:
+            return Node(_conditioned(name, params))
+        op = OPERATORS_BY_NAME[name].from_params(params)
+        children = []
+        for index in range(op.arity):
+            self.take("," if index else "(")
+            children.append(self.node(depth + 1))
+        if children:
+            self.take(")")
+        return Node(op, tuple(children))
+
+    def params(self) -> tuple[int, ...]:
+        params: list[int] = []
         if self.peek() == "[":
             self.position += 1
             while True:
@@ -138,22 +173,17 @@ class _Parser:
                     break
                 self.position += 1
             self.take("]")
-        op = OPERATORS_BY_NAME[name].from_params(tuple(params))
-        children = []
-        for index in range(op.arity):
-            self.take("," if index else "(")
-            children.append(self.node(depth + 1))
-        if children:
-            self.take(")")
-        return Node(op, tuple(children))
+        return tuple(params)
 
 
 def put_program(out: bytearray, node: Node) -> None:
     """Append the wire form of `node`, whose literals all have an encoding."""
     if isinstance(node.op, Literal):
-        out.append(ENCODINGS_BY_NAME[node.op.encoding].code)
-        return
-    out.append(node.op.opcode)
+        out.append(node.op.coder.code)
+        if not isinstance(node.op.coder, Conditioned):
+            return
+    else:
+        out.append(node.op.opcode)
     put_varint(out, len(node.op.params))
     for param in node.op.params:
         put_varint(out, param)
@@ -180,13 +210,21 @@ def take_program(reader: Reader) -> Node:
         code = reader.byte()
         if code in ENCODINGS:
             return Node(Literal(ENCODINGS[code].name))
-        if code not in OPERATORS:
+        if code not in OPERATORS and code not in CONDITIONED:
             raise UnsupportedError("a known opcode", str(code), where, "read it with a newer version")
-        n_params = reader.varint(limits.OPERATOR_PARAMS)
-        op = OPERATORS[code].from_params(tuple(reader.varint() for _ in range(n_params)))
+        params = tuple(reader.varint() for _ in range(reader.varint(limits.OPERATOR_PARAMS)))
+        if code in CONDITIONED:
+            return Node(_conditioned(CONDITIONED[code].name, params))
+        op = OPERATORS[code].from_params(params)
         return Node(op, tuple(take(depth + 1) for _ in range(op.arity)))
 
     return take(1)
+
+
+def _conditioned(name: str, params: tuple[int, ...]) -> Literal:
+    literal = Literal(name, params)
+    assert isinstance(literal.coder, Conditioned), "made to be refused where the parameters are too many or too few"
+    return literal
 
 
 def count_node(nodes: int, depth: int) -> int:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import operators.literals
 import operators.ops
-from operators.base import Encoding, Operator
+from operators.base import Conditioned, Encoding, Operator
 
 T = TypeVar("T")
 
@@ -41,3 +41,7 @@ OPERATORS: dict[int, type[Operator]] = {cls.opcode: cls for cls in _members(oper
 OPERATORS_BY_NAME: dict[str, type[Operator]] = {cls.name: cls for cls in OPERATORS.values()}
 ENCODINGS: dict[int, Encoding] = {cls.code: cls() for cls in _members(operators.literals, Encoding, "code")}  # type: ignore[type-abstract]
 ENCODINGS_BY_NAME: dict[str, Encoding] = {encoding.name: encoding for encoding in ENCODINGS.values()}
+CONDITIONED: dict[int, type[Conditioned]] = {
+    cls.code: cls for cls in _members(operators.literals, Conditioned, "code")  # type: ignore[type-abstract]
+}
+CONDITIONED_BY_NAME: dict[str, type[Conditioned]] = {cls.name: cls for cls in CONDITIONED.values()}

@@ -14,13 +14,12 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from operators.base import BLOCK_WORDS, Plan, Source, Stream, Writer
+from operators.base import BLOCK_WORDS, Conditioned, Encoding, Plan, Source, Stream, Writer
 from operators.check import check
 from operators.errors import DigestError, FormatError, UnsupportedError
 from operators.literals.profile import Profiler, choose
 from operators.program import Literal, Node
 from operators.record import Record, record_head, take_record
-from operators.registry import ENCODINGS_BY_NAME
 from operators.words import Bytes, Words, container
 
 Books = Mapping[bytes, object]
@@ -89,7 +88,7 @@ def encode(
     Returns
     -------
     Encoded or None
-        None where `program` cannot produce `words`.
+        None where `program` cannot produce `words`, or a conditioned literal would be larger than they are.
 
     Raises
     ------
@@ -97,8 +96,8 @@ def encode(
         `program` is ill-typed for `words`.
     """
     stream = Stream(words.dtype.itemsize * 8, words.size)
-    encodings = [literal.op.encoding for literal in program.literals() if isinstance(literal.op, Literal)]
-    leaves = list(map(_Leaf, check(program, stream).literals, encodings))
+    literals = [literal.op for literal in program.literals() if isinstance(literal.op, Literal)]
+    leaves = list(map(_Leaf, check(program, stream).literals, literals))
     by_block = _by_block(program) and words.size > BLOCK_WORDS
     for leaf in leaves:
         # Targets of a whole stream are worth keeping between the passes, those of a block are not.
@@ -106,7 +105,7 @@ def encode(
     if not _feed(program, words, stream, leaves):
         return None
     chosen = [leaf.plan() for leaf in leaves]
-    coded = program.with_encodings(iter(chosen))
+    coded = program.with_literals(iter(chosen))
     digest = digest or digest_of(words)
     # Payloads are written into the record. Room is made for the largest that they can be.
     rooms = [leaf.room for leaf in leaves]
@@ -118,6 +117,8 @@ def encode(
     if by_block:
         _feed(program, words, stream, leaves)
     sizes = [leaf.finish() for leaf in leaves]
+    if min(sizes, default=0) < 0:
+        return None
     end = starts[0]
     for start, size in zip(starts, sizes, strict=False):
         if start != end:
@@ -126,8 +127,8 @@ def encode(
     head = record_head(stream, coded, digest, sizes)
     first = starts[0] - len(head)
     out[first : starts[0]] = np.frombuffer(head, np.uint8)
-    literals = tuple((leaf.stream, size) for leaf, size in zip(leaves, sizes, strict=True))
-    return Encoded(out[first:end].data, stream, coded, literals)
+    payloads = tuple((leaf.stream, size) for leaf, size in zip(leaves, sizes, strict=True))
+    return Encoded(out[first:end].data, stream, coded, payloads)
 
 
 def execute(
@@ -180,8 +181,9 @@ def execute(
         raise FormatError(f"a record of {out.size} decoded bytes", str(stream.n_bytes))
     words = stream.empty() if out is None else out.view(container(stream.width_bits))
     hasher = blake3()
-    for start in range(0, words.size, READ_WORDS):
-        block = words[start : start + READ_WORDS]
+    step = max(1, words.size) if root.whole else READ_WORDS
+    for start in range(0, words.size, step):
+        block = words[start : start + step]
         root.read(block)
         hasher.update(bytes_of(block))
     if hasher.digest() != parsed.digest:
@@ -197,7 +199,7 @@ def open_source(record: Record) -> Source:
     def open_node(node: Node, stream: Stream) -> Source:
         if isinstance(node.op, Literal):
             payload, leaf_stream = next(leaves)
-            return ENCODINGS_BY_NAME[node.op.encoding].source(payload, leaf_stream)
+            return node.op.coder.source(payload, leaf_stream)
         children = node.op.children(stream)
         return node.op.source([open_node(*pair) for pair in zip(node.children, children, strict=True)], stream)
 
@@ -205,56 +207,79 @@ def open_source(record: Record) -> Source:
 
 
 class _Leaf:
-    """One literal on its way to bytes: profiled in a first pass, written in a second."""
+    """One literal on its way to bytes: profiled in a first pass, written in a second.
 
-    def __init__(self, stream: Stream, encoding: str) -> None:
+    One of a conditioned encoding is gathered in the first and written when it ends.
+    """
+
+    def __init__(self, stream: Stream, literal: Literal) -> None:
         self.stream = stream
-        self.encoding = encoding
+        self.literal = literal
+        self.coder: Encoding | Conditioned | None = literal.coder if literal.encoding else None
+        self.whole = isinstance(self.coder, Conditioned)
         self.kept: list[Words] | None = None
-        self.profiler: Profiler | None = Profiler(stream, encoding)
+        self._profiler = None if self.whole else Profiler(stream, literal.encoding)
         self._plan: Plan | None = None
-        self.writer: Writer | None = None
+        self._writer: Writer | None = None
+        self._out: NDArray[np.uint8] | None = None
+        self._gathered: Words | None = None
+        self._n_gathered = 0
 
     @property
     def room(self) -> int:
         """Bytes of the buffer that the payload is written to."""
-        assert self._plan is not None
-        return self._plan.room
+        return self.stream.n_bytes if self._plan is None else self._plan.room
 
     def add(self, words: Words) -> None:
-        if self.profiler is not None:
-            self.profiler.add(words)
+        if self.whole:
+            self._gather(words)
+        elif self._profiler is not None:
+            self._profiler.add(words)
             if self.kept is not None:
                 self.kept.append(words)
-        elif self.writer is not None:
-            self.writer.add(words)
+        elif self._writer is not None:
+            self._writer.add(words)
 
-    def plan(self) -> str:
-        """End the first pass; return the name of the encoding that will write."""
-        assert self.profiler is not None
-        profile = self.profiler.finish()
-        self.profiler = None
-        plan: Plan | None
-        if self.encoding:
-            plan = ENCODINGS_BY_NAME[self.encoding].plan(profile)
-            if plan is None:
-                raise FormatError(f"an encoding of {self.stream}", self.encoding)
-        else:
-            self.encoding, plan = choose(profile)
-        self._plan = plan
-        return self.encoding
+    def _gather(self, words: Words) -> None:
+        if self._out is not None:
+            return  # the second pass: they are all there
+        if words.size == self.stream.n_words:
+            self._gathered = words
+            return
+        if self._gathered is None:
+            self._gathered = self.stream.empty()
+        self._gathered[self._n_gathered : self._n_gathered + words.size] = words
+        self._n_gathered += words.size
+
+    def plan(self) -> Literal:
+        """End the first pass; return the literal with the encoding that will write."""
+        if self._profiler is None:
+            return self.literal
+        profile = self._profiler.finish()
+        self._profiler = None
+        if isinstance(self.coder, Encoding):
+            self._plan = self.coder.plan(profile)
+            if self._plan is None:
+                raise FormatError(f"an encoding of {self.stream}", self.literal.encoding)
+            return self.literal
+        name, self._plan = choose(profile)
+        return Literal(name)
 
     def start(self, out: NDArray[np.uint8]) -> None:
         """Begin the second pass, which writes to `out`."""
-        assert self._plan is not None
-        self.writer = self._plan.writer(out)
+        self._out = out
+        if self._plan is not None:
+            self._writer = self._plan.writer(out)
 
     def finish(self) -> int:
-        """End the second pass; return the bytes of the payload."""
-        assert self.writer is not None
+        """End the second pass; return the bytes of the payload, or -1 where it could not be made."""
+        if isinstance(self.coder, Conditioned):
+            assert self._out is not None
+            return self.coder.write(self.stream.empty() if self._gathered is None else self._gathered, self._out)
+        assert self._writer is not None
         for words in self.kept or ():
-            self.writer.add(words)
-        return len(self.writer.finish())
+            self._writer.add(words)
+        return len(self._writer.finish())
 
 
 def _by_block(node: Node) -> bool:
@@ -269,6 +294,9 @@ def _blocks(words: Words) -> Iterator[Words]:
 
 def _feed(node: Node, words: Words, stream: Stream, leaves: Sequence[_Leaf]) -> bool:
     """Hand the targets of the literals below `node` to `leaves`; False where `node` cannot produce `words`."""
+    if isinstance(node.op, Literal) and leaves[0].whole:
+        leaves[0].add(words)
+        return True
     if _by_block(node):
         return all(_feed_block(node, block, stream, iter(leaves)) for block in _blocks(words))
     assert not isinstance(node.op, Literal)

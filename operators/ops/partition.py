@@ -1,0 +1,115 @@
+"""``partition[row, n_marked, low_bits]``: rows of `row` words, each from one of two children, as a mask says.
+
+The stream is a sequence of rows. The first child has one bit for each of them: the rows whose bit is 0 are those of
+the second child, in order, the rows whose bit is 1 those of the third. A mask with another number of ones than
+`n_marked` is damage.
+
+A writer marks the rows in which the lowest `low_bits` bits of every word are zero; a reader does not look at
+`low_bits`. With all bits it is rows of zeros that are marked (unused tokens), or single words (a moment of an
+optimiser); with 16 or 13 bits rows of an F32 matrix that were BF16 or F16, while the others keep their noise.
+
+Type: ``partition[row, n_marked, low_bits](b1[n/row], b[n - row*n_marked], b[row*n_marked]) : b[n]`` with `row` a
+divisor of n, 0 < n_marked < n/row and 0 < low_bits <= b.
+
+Example: ``partition[2,1,8]`` of 0, 1, 0 and 5, 6, 7, 8 and 0, 0 as ``b8[6]`` is 5, 6, 0, 0, 7, 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from operators.base import BLOCK_WORDS, Operator, Source, Stream
+from operators.errors import FormatError
+from operators.kernels.rows import flag_rows, join_rows, part_rows
+from operators.words import Words, container, mask_of
+
+
+@dataclass(frozen=True, slots=True)
+class Partition(Operator):
+    """Two classes of rows."""
+
+    opcode = 15
+    name = "partition"
+    row_words: int
+    n_marked: int
+    low_bits: int
+
+    @property
+    def arity(self) -> int:
+        return 3
+
+    def children(self, stream: Stream) -> tuple[Stream, ...]:
+        row, n_marked = self.row_words, self.n_marked
+        if not 0 < row <= stream.n_words or stream.n_words % row:
+            raise FormatError(f"a row that divides {stream.n_words} words", str(row))
+        n_rows = stream.n_words // row
+        if not 0 < n_marked < n_rows:
+            raise FormatError(f"some of {n_rows} rows marked", str(n_marked))
+        if not 0 < self.low_bits <= stream.width_bits:
+            raise FormatError(f"1 to {stream.width_bits} low bits", str(self.low_bits))
+        width = stream.width_bits
+        return Stream(1, n_rows), Stream(width, (n_rows - n_marked) * row), Stream(width, n_marked * row)
+
+    def targets(self, words: Words, stream: Stream) -> tuple[Words, ...] | None:
+        flags, n_marked = marks(words, self.row_words, self.low_bits)
+        if n_marked != self.n_marked:
+            return None
+        n_words = n_marked * self.row_words
+        plain, marked = np.empty(words.size - n_words + 1, words.dtype), np.empty(n_words + 1, words.dtype)
+        part_rows(words, flags, self.row_words, plain, marked)
+        return flags, plain[:-1], marked[:-1]
+
+    def source(self, children: Sequence[Source], stream: Stream) -> Source:
+        return _PartitionSource(children, self.row_words, self.children(stream))
+
+
+def marks(words: Words, row_words: int, low_bits: int) -> tuple[Words, int]:
+    """Return the mask of the rows whose words all end in `low_bits` zeros, as bytes, and how many they are."""
+    flags = np.empty(words.size // row_words, np.uint8)
+    return flags, int(flag_rows(words, row_words, mask_of(low_bits), flags))
+
+
+class _PartitionSource(Source):
+    def __init__(self, children: Sequence[Source], row_words: int, streams: tuple[Stream, ...]) -> None:
+        self.mask, self.plain, self.marked = children
+        self.row_words = row_words
+        mask, plain, marked = streams
+        self.plain_left, self.marked_left = plain.n_words, marked.n_words
+        dtype = container(plain.width_bits)
+        # One more than is read: the kernel looks one word ahead, and a block may begin and end within a row.
+        self.flags = np.empty(min(BLOCK_WORDS, mask.n_words) + 1, np.uint8)
+        self.plain_words = np.empty(min(BLOCK_WORDS, plain.n_words) + 1, dtype)
+        self.marked_words = np.empty(min(BLOCK_WORDS, marked.n_words) + 1, dtype)
+        self.first = 0
+        """Words of the row of ``flags[0]`` that have been given already."""
+
+    def read(self, out: Words) -> None:
+        for start in range(0, out.size, BLOCK_WORDS):
+            self._read_block(out[start : start + BLOCK_WORDS])
+
+    def _read_block(self, out: Words) -> None:
+        row, first = self.row_words, self.first
+        begun = int(first > 0)
+        n_rows = -(-(first + out.size) // row)
+        flags = self.flags[:n_rows]
+        self.mask.read(flags[begun:])
+        after = n_rows * row - first - out.size
+        n_marked = int(np.count_nonzero(flags)) * row - first * int(flags[0]) - after * int(flags[-1])
+        n_plain = out.size - n_marked
+        if n_marked > self.marked_left or n_plain > self.plain_left:
+            raise FormatError("a mask of as many rows as are marked", "more" if n_marked > self.marked_left else "fewer")
+        self.marked_left -= n_marked
+        self.plain_left -= n_plain
+        if n_plain == 0:
+            self.marked.read(out)
+        elif n_marked == 0:
+            self.plain.read(out)
+        else:
+            self.plain.read(self.plain_words[:n_plain])
+            self.marked.read(self.marked_words[:n_marked])
+            join_rows(flags, first, row, self.plain_words, self.marked_words, out)
+        self.first = (row - after) % row
+        self.flags[0] = flags[-1]
