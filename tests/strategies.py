@@ -84,7 +84,8 @@ def applications(operator: type[Operator], case: Case) -> Iterator[Operator]:
     """Yield instances of `operator` that can produce the words of `case`, one per choice of parameters tried.
 
     The choices are what parameters of this language are: nothing, one number that has to do with the words
-    (a constant, a count, a distance, a period), or several that divide the width or the length.
+    (a constant, a count, a distance, a period), several that divide the width or the length, or a row, the number
+    of rows that end in zeros, and of zeros.
     """
     words, stream = case.words, case.stream
     for params in _choices(words, stream):
@@ -109,7 +110,13 @@ def _choices(words: Words, stream: Stream) -> list[tuple[int, ...]]:
         if (parts := tuple(stop - start for start, stop in pairwise((0, *cuts, total)))) and min(parts) > 0
     ]
     divisions += [parts[:-1] for parts in divisions]
-    return sorted({(), *((number,) for number in numbers if number >= 0), *divisions})
+    ends = [
+        (row, int(((words.reshape(-1, row) & words.dtype.type(mask_of(low))) == 0).all(1).sum()), low)
+        for row in (1, 3)
+        for low in (1, stream.width_bits)
+        if words.size and words.size % row == 0
+    ]
+    return sorted({(), *((number,) for number in numbers if number >= 0), *divisions, *ends})
 
 
 def flips(n_bytes: int) -> st.SearchStrategy[tuple[int, int]]:

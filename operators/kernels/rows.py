@@ -8,25 +8,16 @@ import numpy as np
 
 from operators.kernels.jit import kernel
 from operators.kernels.lanes import both, pick
+from operators.kernels.memory import copy_bytes
 
 CHUNK_WORDS = 16
 """Words of a row that are looked at before it is given up: a row of noise costs one line of cache."""
 
 
 @kernel("flags")
-def flag_rows(words: Any, row_words: int, low: int, flags: Any) -> int:
-    """Flag the rows in which the bits `low` of every word are zero; return how many they are.
-
-    Parameters
-    ----------
-    words : Words, ``row_words * flags.size`` of them
-    row_words : int
-    low : int
-        Mask of low bits.
-    flags : uint8 array
-        Set to 0 and 1.
-    """
-    mask = words.dtype.type(low)
+def flag_rows(words: Any, row_words: int, low_bits: int, flags: Any) -> int:
+    """Set `flags` to 1 for rows whose words all end in `low_bits` zero bits, to 0 for others; return how many are 1."""
+    mask = words.dtype.type(np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - low_bits))
     zero = words.dtype.type(0)
     count = 0
     if row_words == 1:
@@ -70,103 +61,101 @@ def trailing_zeros(words: Any, row_words: int, width_bits: int, zeros: Any) -> N
 
 
 @kernel("plain", "marked")
-def part_rows(words: Any, flags: Any, row_words: int, plain: Any, marked: Any) -> None:
-    """Write the rows without a flag to `plain`, those with one to `marked`; both have room for one word more."""
-    j = 0
-    k = 0
-    if row_words == 1:
-        for i in range(flags.size):
-            # Written to both and kept in one: a branch would be guessed wrong.
-            word = words[i]
-            plain[j] = word
-            marked[k] = word
-            flag = np.int64(flags[i])
-            k += flag
-            j += 1 - flag
-        return
-    for row in range(flags.size):
-        at = row * row_words
-        if flags[row]:
-            for i in range(row_words):
-                marked[k + i] = words[at + i]
-            k += row_words
-        else:
-            for i in range(row_words):
-                plain[j + i] = words[at + i]
-            j += row_words
+def part_words(words: Any, flags: Any, plain: Any, marked: Any) -> None:
+    """Write the words without a flag to `plain`, those with one to `marked`; both have room for one word more."""
+    j = np.int64(0)
+    k = np.int64(0)
+    for i in range(flags.size):
+        # Written to both and kept in one: a branch would be guessed wrong.
+        word = words[i]
+        plain[j] = word
+        marked[k] = word
+        flag = np.int64(flags[i])
+        k += flag
+        j += 1 - flag
 
 
 @kernel("out")
-def join_rows(flags: Any, first: int, row_words: int, plain: Any, marked: Any, out: Any) -> None:
-    """Inverse of `part_rows` for a stretch of words that begins `first` words into the row of ``flags[0]``.
+def join_words(flags: Any, plain: Any, marked: Any, out: Any) -> None:
+    """Inverse of `part_words`; `plain` and `marked` have one word more than are taken from them."""
+    j = np.int64(0)
+    k = np.int64(0)
+    for i in range(out.size):
+        flag = np.int64(flags[i])
+        out[i] = out.dtype.type(pick(flag != 0, np.uint64(marked[k]), np.uint64(plain[j])))
+        k += flag
+        j += 1 - flag
 
-    `plain` and `marked` have one word more than are taken from them.
-    """
+
+@kernel("plain", "marked")
+def part_rows(data: Any, flags: Any, row_bytes: int, plain: Any, marked: Any) -> None:
+    """Write the rows without a flag to `plain`, those with one to `marked`; all arrays are bytes."""
     j = 0
     k = 0
-    if row_words == 1:
-        for i in range(out.size):
-            flag = np.int64(flags[i])
-            out[i] = out.dtype.type(pick(flag != 0, np.uint64(marked[k]), np.uint64(plain[j])))
-            k += flag
-            j += 1 - flag
-        return
+    for row in range(flags.size):
+        if flags[row]:
+            copy_bytes(marked, k, data, row * row_bytes, row_bytes)
+            k += row_bytes
+        else:
+            copy_bytes(plain, j, data, row * row_bytes, row_bytes)
+            j += row_bytes
+
+
+@kernel("out")
+def join_rows(flags: Any, first: int, row_bytes: int, plain: Any, marked: Any, out: Any) -> None:
+    """Inverse of `part_rows` for a stretch that begins `first` bytes into the row of ``flags[0]``."""
+    j = 0
+    k = 0
     at = 0
-    left = row_words - first
     row = 0
+    left = row_bytes - first
     while at < out.size:
         n = min(left, out.size - at)
         if flags[row]:
-            for i in range(n):
-                out[at + i] = marked[k + i]
+            copy_bytes(out, at, marked, k, n)
             k += n
         else:
-            for i in range(n):
-                out[at + i] = plain[j + i]
+            copy_bytes(out, at, plain, j, n)
             j += n
         at += n
-        left = row_words
+        left = row_bytes
         row += 1
 
 
 @kernel("out")
-def take_part(words: Any, period: int, start: int, width: int, out: Any) -> None:
-    """Write words `start` to ``start + width`` of every period, the last one perhaps cut short."""
-    if width == 1:
-        for i in range(out.size):
-            out[i] = words[i * period + start]
-        return
+def take_words(words: Any, period: int, start: int, out: Any) -> None:
+    """Write word `start` of every period."""
+    for i in range(out.size):
+        out[i] = words[i * period + start]
+
+
+@kernel("out")
+def put_words(part: Any, period: int, start: int, out: Any) -> None:
+    """Inverse of `take_words`."""
+    for i in range(part.size):
+        out[i * period + start] = part[i]
+
+
+@kernel("out")
+def take_part(data: Any, period: int, start: int, width: int, out: Any) -> None:
+    """Write bytes `start` to ``start + width`` of every period, the last ones perhaps cut short; arrays are bytes."""
     k = 0
     at = start
     while k < out.size:
-        for i in range(min(width, out.size - k)):
-            out[k + i] = words[at + i]
+        copy_bytes(out, k, data, at, min(width, out.size - k))
         k += width
         at += period
 
 
 @kernel("out")
-def put_part(part: Any, period: int, start: int, width: int, phase: int, out: Any) -> None:
-    """Inverse of `take_part` for a stretch of words that begins `phase` words into a period."""
-    at = start - phase
-    if at <= -width:
-        at += period
+def put_part(part: Any, period: int, start: int, width: int, out: Any) -> None:
+    """Inverse of `take_part`. A negative `start` stands for what was put before: the rest comes first."""
     k = 0
-    if at < 0:
-        n = min(width + at, out.size)
-        for i in range(n):
-            out[i] = part[i]
-        k = n
-        at += period
-    if width == 1:
-        while at < out.size:
-            out[at] = part[k]
-            k += 1
-            at += period
-        return
+    at = start
     while at < out.size:
-        n = min(width, out.size - at)
-        for i in range(n):
-            out[at + i] = part[k + i]
-        k += n
+        skipped = max(0, -at)
+        n = min(width, out.size - at) - skipped
+        if n > 0:
+            copy_bytes(out, at + skipped, part, k, n)
+            k += n
         at += period

@@ -19,7 +19,7 @@ import numpy as np
 
 from operators.base import BLOCK_WORDS, Operator, Source, Stream
 from operators.errors import FormatError
-from operators.kernels.rows import put_part, take_part
+from operators.kernels.rows import put_part, put_words, take_part, take_words
 from operators.words import Words, container
 
 
@@ -68,7 +68,11 @@ class Deal(Operator):
         start = 0
         for width, n_words in zip(self.widths, self.given(words.size), strict=True):
             part = np.empty(n_words, words.dtype)
-            take_part(words, self.period, start, width, part)
+            if width == 1:
+                take_words(words, self.period, start, part)
+            else:
+                size = words.itemsize
+                take_part(words.view(np.uint8), self.period * size, start * size, width * size, part.view(np.uint8))
             parts.append(part)
             start += width
         return tuple(parts)
@@ -93,6 +97,16 @@ class _DealSource(Source):
             for child, width, stop, begin in zip(self.children, self.op.widths, after, before, strict=True):
                 part = self.scratch[: stop - begin]
                 child.read(part)
-                put_part(part, self.op.period, place, width, self.phase, block)
+                self._put(part, place - self.phase, width, block)
                 place += width
             self.phase = (self.phase + block.size) % self.op.period
+
+    def _put(self, part: Words, start: int, width: int, block: Words) -> None:
+        """Put the words of one child where they belong: the first ones at `start`, a period more where they were."""
+        period, size = self.op.period, block.itemsize
+        if start <= -width:
+            start += period
+        if width == 1:
+            put_words(part, period, start, block)
+        else:
+            put_part(part.view(np.uint8), period * size, start * size, width * size, block.view(np.uint8))

@@ -23,8 +23,8 @@ import numpy as np
 
 from operators.base import BLOCK_WORDS, Operator, Source, Stream
 from operators.errors import FormatError
-from operators.kernels.rows import flag_rows, join_rows, part_rows
-from operators.words import Words, container, mask_of
+from operators.kernels.rows import flag_rows, join_rows, join_words, part_rows, part_words
+from operators.words import Words, container
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,11 @@ class Partition(Operator):
             return None
         n_words = n_marked * self.row_words
         plain, marked = np.empty(words.size - n_words + 1, words.dtype), np.empty(n_words + 1, words.dtype)
-        part_rows(words, flags, self.row_words, plain, marked)
+        if self.row_words == 1:
+            part_words(words, flags, plain, marked)
+        else:
+            row_bytes = self.row_words * words.itemsize
+            part_rows(words.view(np.uint8), flags, row_bytes, plain.view(np.uint8), marked.view(np.uint8))
         return flags, plain[:-1], marked[:-1]
 
     def source(self, children: Sequence[Source], stream: Stream) -> Source:
@@ -69,7 +73,7 @@ class Partition(Operator):
 def marks(words: Words, row_words: int, low_bits: int) -> tuple[Words, int]:
     """Return the mask of the rows whose words all end in `low_bits` zeros, as bytes, and how many they are."""
     flags = np.empty(words.size // row_words, np.uint8)
-    return flags, int(flag_rows(words, row_words, mask_of(low_bits), flags))
+    return flags, int(flag_rows(words, row_words, low_bits, flags))
 
 
 class _PartitionSource(Source):
@@ -100,7 +104,8 @@ class _PartitionSource(Source):
         n_marked = int(np.count_nonzero(flags)) * row - first * int(flags[0]) - after * int(flags[-1])
         n_plain = out.size - n_marked
         if n_marked > self.marked_left or n_plain > self.plain_left:
-            raise FormatError("a mask of as many rows as are marked", "more" if n_marked > self.marked_left else "fewer")
+            found = "more" if n_marked > self.marked_left else "fewer"
+            raise FormatError("a mask that marks as many rows as there are", found)
         self.marked_left -= n_marked
         self.plain_left -= n_plain
         if n_plain == 0:
@@ -110,6 +115,12 @@ class _PartitionSource(Source):
         else:
             self.plain.read(self.plain_words[:n_plain])
             self.marked.read(self.marked_words[:n_marked])
-            join_rows(flags, first, row, self.plain_words, self.marked_words, out)
+            plain, marked = self.plain_words, self.marked_words
+            if row == 1:
+                join_words(flags, plain, marked, out)
+            else:
+                size = out.itemsize
+                plain, marked = plain.view(np.uint8), marked.view(np.uint8)
+                join_rows(flags, first * size, row * size, plain, marked, out.view(np.uint8))
         self.first = (row - after) % row
         self.flags[0] = flags[-1]

@@ -22,6 +22,7 @@ EXAMPLES = [
     ("scan_add[1](raw, const[18446744073709551615])", Stream(64, 100)),
     ("concat[3,4](raw, const[0], repeat[2](raw))", Stream(32, 100)),
     ("dictionary[3](raw, bitpack)", Stream(32, 100)),
+    ("partition[2,9,8](rans, deal[1,3](raw, bitpack), const[0])", Stream(16, 100)),
     ("unpack[4](scan_xor[2](raw, zigzag(huffman)))", Stream(32, 100)),
     ("xor[1](add[2](gray(reverse(lz))))", Stream(8, 100)),
 ]
@@ -79,6 +80,15 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
         ("dictionary[65537](raw, raw)", Stream(32, 4), FormatError),
         ("unpack[3](raw)", Stream(8, 4), FormatError),
         ("rotate[8](raw)", Stream(8, 4), FormatError),
+        ("partition[3,1,8](raw, raw, raw)", Stream(8, 4), FormatError),
+        ("partition[0,1,8](raw, raw, raw)", Stream(8, 4), FormatError),
+        ("partition[2,0,8](raw, raw, raw)", Stream(8, 4), FormatError),
+        ("partition[2,2,8](raw, raw, raw)", Stream(8, 4), FormatError),
+        ("partition[2,1,9](raw, raw, raw)", Stream(8, 4), FormatError),
+        ("partition[2,1,0](raw, raw, raw)", Stream(8, 4), FormatError),
+        ("deal[1,4](raw, raw)", Stream(8, 4), FormatError),
+        ("deal[0,4](raw, raw)", Stream(8, 4), FormatError),
+        ("deal[4](raw)", Stream(8, 4), FormatError),
         ("raw", Stream(7, 4), FormatError),
         ("raw", Stream(8, limits.SEGMENT_BYTES + 1), LimitError),
         ("gray(" * 32 + "raw" + ")" * 32, Stream(8, 4), LimitError),
@@ -137,7 +147,7 @@ def test_opcodes_are_append_only() -> None:
     """An opcode in a stored archive means the same for ever: this table only grows."""
     assert {code: cls.name for code, cls in OPERATORS.items()} == {
         1: "const", 2: "concat", 3: "repeat", 4: "merge", 5: "xor", 6: "add", 7: "zigzag", 8: "gray", 9: "rotate",
-        10: "reverse", 11: "scan_xor", 12: "scan_add", 13: "dictionary", 14: "unpack",
+        10: "reverse", 11: "scan_xor", 12: "scan_add", 13: "dictionary", 14: "unpack", 15: "partition", 16: "deal",
     }  # fmt: skip
     assert {name: encoding.code for name, encoding in ENCODINGS_BY_NAME.items()} == {
         "raw": 64, "bitpack": 65, "huffman": 66, "rans": 67, "lz": 68,
