@@ -14,15 +14,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from operators.kernels.costing import LOG_SCALE_BITS, is_ramp
+from operators.ops.deal import Deal
+from operators.ops.partition import Partition
 from operators.ops.scan import ScanAdd, ScanXor
 from operators.ops.zigzag import Zigzag
 from synth.features import FLAT, MAX_CUT_WORDS, cut_entropies
 from synth.hole import Hole
+from synth.parts import Rows, Turns, Zeros
 from synth.steps import MAX_DICTIONARY, Constant, Delta, Ends, Lookup, Map, Narrow, Offset, Period, Split, Step
 
 Detector: TypeAlias = Callable[[Hole], bool]
 Maker: TypeAlias = Callable[[Hole], Step | None]
+MASKED = 50
+"""Words get a mask of their zeros where that many are one in so many, and as many are not."""
+FEW = 16
+"""No mask where no more words than that are different: any code names them."""
+SETTLED = 128
+"""Rows are parted before all else where one part in so many of all bits are zeros at the ends of their words."""
 DEAD = -1
 """For the low bits of a float split: those that are the same in all words."""
 
@@ -79,11 +90,23 @@ def offers(hole: Hole, depth: int, disable: frozenset[str] = frozenset()) -> lis
         catalogue = PRODUCTIONS if hole.is_float else _NOT_FLOAT
     if hole.closed or hole.depth >= depth:
         catalogue = (CONSTANT,)
-    return [
+    offered = [
         production
         for production in catalogue
         if production.name not in disable and production.family not in disable and production.offered(hole)
     ]
+    # Rows of two kinds are parted before anything else is tried, which would be tried again of both.
+    return next(([production] for production in offered if _is_settled(hole, production)), offered)
+
+
+def _is_settled(hole: Hole, production: Production) -> bool:
+    """Whether `production` parts rows, and what it saves is so much that nothing else of the whole can win."""
+    if production.family != "rows" or hole.summary.repeats:
+        return False
+    op = hole.detect(Rows(production.name == "rows.zero"))
+    assert isinstance(op, Partition), "offered where it applies"
+    stream = hole.stream
+    return op.n_marked * op.row_words * op.low_bits * SETTLED >= stream.n_words * stream.width_bits
 
 
 def _structured(hole: Hole) -> bool:
@@ -115,7 +138,10 @@ def _wide(hole: Hole) -> bool:
 
 def _constant(hole: Hole) -> bool:
     """Whether the words are constant, or the sample is and a literal of the words would not be small."""
-    return hole.summary.live == 1 and (hole.exact or hole.tag == "root" or hole.literal.encoding != "huffman")
+    summary = hole.summary
+    if summary.live != 1 or (summary.largest == 0 and hole.tag != "root"):
+        return False  # a literal of zeros is smaller than the operator
+    return hole.exact or hole.tag == "root" or hole.literal.encoding != "huffman"
 
 
 def _saturated(hole: Hole) -> bool:
@@ -137,6 +163,31 @@ def _saturated(hole: Hole) -> bool:
 def _codeless(hole: Hole) -> bool:
     """Whether the literal has no entropy code, so that a map of its words can change its cost."""
     return hole.literal.encoding == "bitpack" or (hole.literal.encoding == "raw" and hole.tag.startswith("scan"))
+
+
+def _zeros(hole: Hole) -> bool:
+    """Whether enough words are zero, but not all, and a code of whole words could not make use of it."""
+    n, width_bits = hole.summary.n_words, hole.stream.width_bits
+    if hole.summary.live <= FEW or width_bits < 16 or not (hole.is_float or width_bits > 16):
+        return False
+    n_zeros = n - int(np.count_nonzero(hole.sample.words))
+    return n < MASKED * n_zeros and n_zeros * MASKED < (MASKED - 1) * n
+
+
+def _rows(step: Rows) -> Detector:
+    return lambda hole: _structured(hole) and hole.stream.width_bits >= 16 and hole.detect(step) is not None
+
+
+def _dealt(hole: Hole) -> bool:
+    """Whether words that are no floats, or parts of numbers, differ by where they stand."""
+    dtype = hole.setting.dtype
+    is_looked_at = hole.tag == "root" and (not hole.is_float or dtype.element_bits > dtype.word_bits)
+    return is_looked_at and hole.detect(Turns()) is not None
+
+
+def _deal(hole: Hole) -> Step | None:
+    op = hole.detect(Turns())
+    return Turns(op.widths) if isinstance(op, Deal) else None
 
 
 def _ramp(hole: Hole) -> bool:
@@ -236,6 +287,12 @@ PRODUCTIONS: tuple[Production, ...] = (
     Production("repeat", "repeat", _applies(Period()), _always(Period()), certain=True),
     Production("tail", "ends", _applies(TAIL, "tail"), _always(TAIL), certain=True),
     Production("head", "ends", _applies(HEAD, "tail", "head"), _always(HEAD), certain=True),
+    *(
+        Production(step.label, "rows", _rows(step), _always(step), certain=True)
+        for step in (Rows(all_bits=True), Rows(all_bits=False))
+    ),
+    Production("zeros", "zeros", _zeros, _always(Zeros()), certain=True),
+    Production("deal", "deal", _dealt, _deal, certain=True),
     *(
         Production(_float_name(top, low), "float", _float_offered(top, low), _float_split(top, low))
         for top, low in (

@@ -109,7 +109,15 @@ class Sample:
         return replace(self, words=words, stream=Stream(width_bits, self.stream.n_words))
 
 
-def take_sample(words: Words, width_bits: int, columns: int, n_sample: int, n_exact: int) -> Sample:
+def take_sample(
+    words: Words,
+    width_bits: int,
+    columns: int,
+    n_sample: int,
+    n_exact: int,
+    *,
+    kept: NDArray[np.int64] | None = None,
+) -> Sample:
     """Sample a region.
 
     Parameters
@@ -122,12 +130,16 @@ def take_sample(words: Words, width_bits: int, columns: int, n_sample: int, n_ex
     n_sample : int
         Words to take from a region of more than `n_exact`.
     n_exact : int
+    kept : int64 array, optional
+        Rows that are sampled as if they were all; the others do not belong to the stream.
     """
-    stream = Stream(width_bits, words.size)
-    columns = columns if 1 < columns < words.size else 0
-    if words.size <= max(n_exact, n_sample):
+    if kept is not None and (kept.size < 8 or kept.size * columns <= max(n_exact, n_sample)):
+        words, kept = words.reshape(-1, columns)[kept].reshape(-1), None
+    stream = Stream(width_bits, words.size if kept is None else kept.size * columns)
+    columns = columns if 1 < columns < stream.n_words else 0
+    if stream.n_words <= max(n_exact, n_sample):
         return Sample(words, stream, columns, None)
-    rows = words.size // columns if columns else 0
+    rows = stream.n_words // columns if columns else 0
     if rows < 8 or columns < 8:
         run = min(FLAT_WINDOW_WORDS, n_sample)
         starts = _spread(n_sample // run, words.size - run)
@@ -139,6 +151,8 @@ def take_sample(words: Words, width_bits: int, columns: int, n_sample: int, n_ex
     windows = min(columns // run, max(windows, n_sample // (2 * run * pairs)))
     first_rows = _spread(pairs, rows // 2 - 1) * 2
     picked_rows = (first_rows[:, None] + np.arange(2)).ravel()
+    if kept is not None:
+        picked_rows = kept[picked_rows]
     picked_columns = (_spread(windows, columns - run)[:, None] + np.arange(run)).ravel()
     picked = words[(picked_rows[:, None] * columns + picked_columns).ravel()]
     return Sample(picked, stream, columns, (pairs, 2, windows, run))

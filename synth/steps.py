@@ -51,10 +51,13 @@ class Step(ABC):
     part : int
         On a large stream it has to save one part in this many of what it replaces, for the time that it takes
         of every writer and reader; 0 where it takes next to none.
+    without : int or None
+        The child that stands for all words where the step does not apply to them, as in some segments of a tensor.
     """
 
     fixed: ClassVar[bool] = False
     part: ClassVar[int] = 0
+    without: ClassVar[int | None] = None
 
     @property
     @abstractmethod
@@ -68,6 +71,10 @@ class Step(ABC):
     @abstractmethod
     def expand(self, hole: Hole) -> Expansion | None:
         """Return what remains to be produced, or None where the step does not apply."""
+
+    def columns_below(self, slot: int, columns: int, stream: Stream, below: Stream) -> int:
+        """Return the words of a row of a child, 0 where it has none: of narrower words a row has more."""
+        return columns * max(1, below.n_words // stream.n_words)
 
     def _tag(self, slot: int) -> str:
         return f"{self.label}/{slot}"

@@ -172,7 +172,8 @@ def fit(
     step = template.step
     op = detected[step] if detected and step in detected else step.operator(words, stream, columns)
     if op is None:
-        return LIT
+        rest = None if step.without is None else template.children[step.without]
+        return fit(rest, words, stream, columns, detected)
     try:
         streams = op.children(stream)
     except FormatError:
@@ -184,9 +185,8 @@ def fit(
     if targets is None:
         return LIT
     children = []
-    for child, target, below in zip(template.children, targets, streams, strict=True):
-        factor = max(1, below.n_words // stream.n_words)  # narrower words: a row has more of them
-        children.append(fit(child, target, below, columns * factor))
+    for slot, (child, target, below) in enumerate(zip(template.children, targets, streams, strict=True)):
+        children.append(fit(child, target, below, step.columns_below(slot, columns, stream, below)))
     return Node(op, tuple(children))
 
 

@@ -1,0 +1,249 @@
+"""Steps that part the words of a stream by what they are, or by where they stand: rows, zeros, turns of a block.
+
+What is left of a stream after its zeros or odd rows are taken out is known by the place of the stream, and at its
+depth: it looks like what other tensors are as a whole.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from operators.base import Operator, Stream
+from operators.kernels.rows import trailing_zeros
+from operators.ops.deal import Deal
+from operators.ops.partition import Partition, marks
+from operators.words import Words
+from synth.cost import node_q8
+from synth.hole import Hole
+from synth.logs import LOGS
+from synth.sample import Sample, take_sample
+from synth.steps import DEEP_REGION_WORDS, Expansion, Step
+
+MIN_ROW_WORDS = 8
+"""Rows of fewer words are not told apart: their mask would cost too much."""
+ROW_GAIN = 1024
+"""Rows have to end in zeros that are one part in so many of all bits."""
+PERIODS = (2, 3, 4, 8, 17, 18, 20, 22, 24, 34, 36, 66, 84, 110, 144, 176, 210)
+"""Turns that are looked for: pairs and points, blocks of MXFP4 and of GGUF."""
+SHORT_PERIOD = 8
+"""The longest turn of words that are no bytes."""
+TURN_SAMPLE_WORDS = 1 << 15
+TURN_WINDOW_WORDS = 1 << 10
+"""Words by which turns are found, and adjacent ones among them."""
+TURN_GAIN = 100
+"""Turns have to save one part in so many of the entropy."""
+GROUP_BITS = 64
+"""What another child of a turn costs at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros(Step):
+    """A mask of the zero words."""
+
+    label = "zeros"
+    without = 1
+
+    def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
+        n_zeros = words.size - int(np.count_nonzero(words))
+        return Partition(1, n_zeros, stream.width_bits) if 0 < n_zeros < words.size else None
+
+    def expand(self, hole: Hole) -> Expansion | None:
+        sample, stream = hole.sample, hole.stream
+        is_zero = sample.words == 0
+        kept = sample.words[~is_zero]
+        if not 0 < kept.size < sample.words.size:
+            return None
+        n_kept = kept.size * stream.n_words // sample.words.size
+        # Of words that are left of a sample none are neighbours.
+        rest = Sample(kept, Stream(stream.width_bits, n_kept), 0, None if sample.exact else (1, 1, kept.size, 1))
+        op = Partition(1, stream.n_words - n_kept, stream.width_bits)
+        return node_q8(op), [
+            Hole(hole.setting, sample.with_words(is_zero.view(np.uint8), 1), self._tag(0), hole.depth + 1),
+            Hole(hole.setting, rest, hole.tag, hole.depth, is_float=hole.is_float),
+            _zeros(hole, op, self._tag(2)),
+        ]
+
+    def columns_below(self, slot: int, columns: int, stream: Stream, below: Stream) -> int:
+        return columns if slot == 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Step):
+    """A mask of the rows that end in zeros: all bits of a word, or the low ones that a narrower float lacked."""
+
+    all_bits: bool
+    without = 1
+
+    @property
+    def label(self) -> str:
+        return "rows.zero" if self.all_bits else "rows.upcast"
+
+    def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
+        if columns < MIN_ROW_WORDS or words.size % columns or words.size < 2 * columns:
+            return None
+        zeros = np.empty(words.size // columns, np.uint8)
+        trailing_zeros(words, columns, stream.width_bits, zeros)
+        counts = np.bincount(zeros, minlength=stream.width_bits + 1)
+        if not self.all_bits and not counts[1:-1].any():
+            return None
+        at_least = np.cumsum(counts[::-1])[::-1]
+        saved = at_least * np.arange(at_least.size) * (at_least < zeros.size)
+        low_bits = stream.width_bits if self.all_bits else int(np.argmax(saved[:-1] * (counts[:-1] > 0)))
+        if int(saved[low_bits]) * ROW_GAIN < zeros.size * stream.width_bits:
+            return None
+        return Partition(columns, int(at_least[low_bits]), low_bits)
+
+    def expand(self, hole: Hole) -> Expansion | None:
+        words, op = hole.whole(), hole.detect(self)
+        if words is None or not isinstance(op, Partition):
+            return None
+        setting = hole.setting
+        flags = marks(words, op.row_words, op.low_bits)[0]
+        mask = take_sample(flags, 1, 0, setting.sample_words, setting.exact_words)
+        rest = _rows(hole, words, np.flatnonzero(flags == 0))
+        marked = _zeros(hole, op, self._tag(2)) if self.all_bits else _rows(hole, words, np.flatnonzero(flags))
+        return node_q8(op), [Hole(setting, mask, self._tag(0), hole.depth + 1), rest, marked]
+
+    def columns_below(self, slot: int, columns: int, stream: Stream, below: Stream) -> int:
+        return columns if slot else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Turns(Step):
+    """Words in turn from several streams.
+
+    Attributes
+    ----------
+    widths : tuple of int
+        Words of each in a turn; none where they are still to be found.
+    """
+
+    fixed = True
+    part = 64
+    widths: tuple[int, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return f"deal.{sum(self.widths)}"
+
+    def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
+        widths = self.widths or _turns(words)
+        return Deal(widths) if widths and sum(widths) <= stream.n_words else None
+
+    def expand(self, hole: Hole) -> Expansion | None:
+        words = hole.whole()
+        op = Deal(self.widths)
+        if words is None or words.size < op.period:
+            return None
+        setting = hole.setting
+        exact = words.size <= max(setting.exact_words, setting.sample_words)
+        picked, run = words, words.size
+        if not exact:
+            # Whole turns, so that each child has as many words of every window.
+            run = max(1, TURN_WINDOW_WORDS // op.period) * op.period
+            starts = _spread(max(1, setting.sample_words // run), words.size - run) // op.period * op.period
+            picked = words[(starts[:, None] + np.arange(run)).ravel()]
+        targets = op.targets(picked, Stream(hole.stream.width_bits, picked.size))
+        assert targets is not None
+        children = []
+        for slot, (target, below) in enumerate(zip(targets, op.children(hole.stream), strict=True)):
+            layout = None if exact else (1, 1, picked.size // run, target.size * run // picked.size)
+            columns = self.columns_below(slot, hole.columns, hole.stream, below)
+            sample = Sample(target, below, columns if columns > 1 else 0, layout)
+            children.append(Hole(setting, sample, self._tag(slot), hole.depth + 1, is_float=hole.is_float))
+        return node_q8(op), children
+
+    def columns_below(self, slot: int, columns: int, stream: Stream, below: Stream) -> int:
+        period = sum(self.widths)
+        return 0 if columns % period else columns // period * self.widths[slot]
+
+
+def _zeros(hole: Hole, op: Partition, tag: str) -> Hole:
+    """Return the hole of words that are known to be zero: a literal of them is as small as anything."""
+    stream = Stream(hole.stream.width_bits, op.row_words * op.n_marked)
+    one = Sample(np.zeros(1, hole.sample.words.dtype), stream, 0, None if stream.n_words == 1 else (1, 1, 1, 1))
+    return Hole(hole.setting, one, tag, hole.depth + 1, closed=True)
+
+
+def _rows(hole: Hole, words: Words, kept: NDArray[np.int64]) -> Hole:
+    """Return the hole of some rows."""
+    setting, columns = hole.setting, hole.columns
+    sample = take_sample(words, hole.stream.width_bits, columns, setting.sample_words, setting.exact_words, kept=kept)
+
+    @functools.cache
+    def region() -> Words:
+        rows: Words = words.reshape(-1, columns)[kept]
+        return rows.reshape(-1)
+
+    is_small = not sample.exact and sample.stream.n_words <= DEEP_REGION_WORDS
+    return Hole(setting, sample, hole.tag, hole.depth, region=region if is_small else None, is_float=hole.is_float)
+
+
+def _spread(count: int, last: int) -> NDArray[np.int64]:
+    return (2 * np.arange(count) + 1) * (last + 1) // (2 * count)
+
+
+# -- how turns are found ------------------------------------------------------------------------------------
+
+
+def _turns(words: Words) -> tuple[int, ...]:
+    """Return the widths of the turns in which words differ, or none.
+
+    Of each word one byte is looked at, the highest that varies. Entropies of the places of a turn, each on its
+    own, are compared with that of all; then adjacent places join that are alike.
+    """
+    run = min(TURN_WINDOW_WORDS, words.size)
+    starts = _spread(max(1, min(TURN_SAMPLE_WORDS, words.size) // run), words.size - run)
+    places = (starts[:, None] + np.arange(run)).ravel()
+    picked = words[places]
+    shift = max(0, int(np.bitwise_or.reduce(picked ^ picked[0])).bit_length() - 8) if picked.size else 0
+    data = ((picked >> picked.dtype.type(shift)) & picked.dtype.type(255)).astype(np.int64)
+    most = SHORT_PERIOD if words.itemsize > 1 else words.size // 4
+    alone_q20 = int(_entropies(np.bincount(data, minlength=256)[None])[0])
+    best_q20, best = alone_q20 - alone_q20 // TURN_GAIN, None
+    for period in PERIODS:
+        if period > most:
+            break
+        counts = np.bincount(places % period * 256 + data, minlength=period * 256).reshape(period, 256)
+        costs = _entropies(counts) + _penalties(counts)
+        if int(costs.sum()) < best_q20:
+            best_q20, best = int(costs.sum()), counts
+    return () if best is None else _joined(best)
+
+
+def _joined(counts: NDArray[np.int64]) -> tuple[int, ...]:
+    """Return the widths of the places that are left when neighbours join as long as that costs nothing."""
+    groups, widths = list(counts), [1] * len(counts)
+
+    def gain(i: int) -> int:
+        pair = np.stack((groups[i], groups[i + 1], groups[i] + groups[i + 1]))
+        first, second, both = (_entropies(pair) + _penalties(pair)).tolist()
+        return int(first + second - both)
+
+    gains = [gain(i) for i in range(len(groups) - 1)]
+    while gains and max(gains) > 0:
+        i = gains.index(max(gains))
+        groups[i] = groups[i] + groups.pop(i + 1)
+        widths[i] += widths.pop(i + 1)
+        gains.pop(i)
+        for j in (i - 1, i):
+            if 0 <= j < len(gains):
+                gains[j] = gain(j)
+    return tuple(widths) if len(widths) > 1 else ()
+
+
+def _entropies(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the empirical entropies of all words of each row of counts, in 2**-20 bit."""
+    totals = counts.sum(axis=1)
+    entropies: NDArray[np.int64] = totals * LOGS[totals] - (counts * LOGS[counts]).sum(axis=1)
+    return entropies
+
+
+def _penalties(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return what a table for each row of counts costs, and how much the counts flatter themselves."""
+    penalties: NDArray[np.int64] = (2 * (counts > 0).sum(axis=1) + GROUP_BITS) << 20
+    return penalties
