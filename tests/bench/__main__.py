@@ -1,13 +1,17 @@
-"""``python -m tests.bench [NAME ...]``: measure, print, and write ``results/bench.json`` and ``results/bench.md``."""
+"""``python -m tests.bench [NAME ...]``: measure, print, and write ``results/``.
+
+``compare`` writes ``compare.json``, ``compare.md`` and pictures; ``targets`` checks what it last wrote; the others
+write ``bench.json`` and ``bench.md``.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from tests.bench import files, memory, sizes, speed, synthesis
-from tests.bench.report import Table, save
-from tests.processes import ROOT
+from tests.bench import compare, compared, files, memory, plots, sizes, speed, synthesis
+from tests.bench.report import Table, page, save
 
 TABLES: dict[str, Callable[[], Table]] = {
     "sizes": sizes.table,
@@ -18,22 +22,47 @@ TABLES: dict[str, Callable[[], Table]] = {
     "peers": sizes.measure_peers,
 }
 DEFAULT = ("sizes", "speed", "files", "search")
-"""What `make bench` measures unless told otherwise; `memory` writes 6 GB, `peers` compresses for minutes."""
+"""What `make bench` measures unless told otherwise; `memory` writes 6 GB, `peers` and `compare` take long."""
 
 
-def main(names: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Measure the named tables; return 1 if a bar does not hold."""
-    unknown = [name for name in names if name not in TABLES]
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"of {[*TABLES, 'compare', 'targets']}; default {list(DEFAULT)}")
+    parser.add_argument("--files", default="", help="compare: checkpoints, with commas between")
+    parser.add_argument("--peers", default="", help="compare: peers, with commas between")
+    parser.add_argument("--recipes", default="", help="compare: recipes, with commas between")
+    parser.add_argument("--quick", action="store_true", help="compare: one turn, no slow peer, nothing file to file")
+    parser.add_argument("--reuse", action="store_true", help="compare: keep slow rows of the last run where they apply")
+    chosen = parser.parse_args(arguments)
+    names = chosen.names or DEFAULT
+    unknown = [name for name in names if name not in (*TABLES, "compare", "targets")]
     if unknown:
-        print(f"unknown: {unknown}; known: {list(TABLES)}", file=sys.stderr)
-        return 2
+        parser.error(f"unknown: {unknown}; known: {[*TABLES, 'compare', 'targets']}")
     tables = []
-    for name in names or DEFAULT:
-        table = TABLES[name]()
+    for name in names:
+        if name == "compare":
+            _compare(chosen)
+            continue
+        table = compared.targets(compare.Results.load()) if name == "targets" else TABLES[name]()
         tables.append(table)
         print(table.markdown(), flush=True)
-    print(save(tables, ROOT / "results"))
+    if tables and names != ["targets"]:
+        print(save(tables, compare.RESULTS))
     return 0 if all(holds for table in tables for holds in table.passed.values()) else 1
+
+
+def _compare(chosen: argparse.Namespace) -> None:
+    reuse = compare.Results.load() if chosen.reuse and compare.FILE.exists() else None
+    names = [tuple(filter(None, text.split(","))) for text in (chosen.files, chosen.peers, chosen.recipes)]
+    results = compare.measure(compare.choose(*names, quick=chosen.quick, reuse=reuse))
+    text = page(compared.tables(results), results.about)
+    pictures = plots.draw(results, compare.RESULTS)
+    text += "".join(f"\n![{picture.stem}]({picture.name})\n" for picture in pictures)
+    (compare.RESULTS / "compare.md").write_text(text, "utf-8")
+    print(text)
+    if not pictures:
+        print("no pictures: matplotlib is not installed, or there is nothing to draw", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 T = TypeVar("T")
-PACKAGES = ("numba", "numpy", "zstandard", "zipnn", "cramjam", "lz4")
+PACKAGES = (
+    "numba", "numpy", "zstandard", "zipnn", "lmzip", "glyd", "openzl", "pcodec", "z4ai", "brotli", "cramjam", "lz4",
+)  # fmt: skip
 
 
 @dataclass
@@ -117,10 +119,15 @@ def save(tables: Sequence[Table], folder: Path) -> Path:
     about = machine()
     content = {"machine": about, "tables": [asdict(table) for table in tables]}
     (folder / "bench.json").write_text(json.dumps(content, indent=1, default=_plain), "utf-8")
+    file = folder / "bench.md"
+    file.write_text(page(tables, about), "utf-8")
+    return file
+
+
+def page(tables: Sequence[Table], about: Mapping[str, Any]) -> str:
+    """Return tables as one page of Markdown that begins with what the figures depend on."""
     text = "# Benchmark\n\n" + ", ".join(f"{key} {value}" for key, value in about.items()) + "\n\n"
-    page = folder / "bench.md"
-    page.write_text(text + "\n".join(table.markdown() for table in tables), "utf-8")
-    return page
+    return text + "\n".join(table.markdown() for table in tables)
 
 
 def _plain(value: Any) -> Any:

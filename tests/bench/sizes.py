@@ -6,15 +6,15 @@ import filecmp
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
 from tests.bench.peers import ALL, ZIPNN, record_sizes, recorded_sizes
 from tests.bench.report import Table
 from tests.checkpoints import CI_SET, path
-from tests.processes import brevis
+from tests.processes import Finished, brevis
 
 SMALL_BYTES = 16_000_000
 """Below this much source the packs alone are compared: manifest and snapshot are then most of the rest."""
@@ -24,12 +24,13 @@ ABOVE_ZIPNN = {"minilm-f32": 0.003, "fracast-f32": 0.02, "silero-f32": 0.02}
 
 @dataclass(frozen=True)
 class Archived:
-    """A checkpoint archived, verified, restored and compared."""
+    """A checkpoint archived, verified, restored and compared; `finished` holds what each command took."""
 
     name: str
     source_bytes: int
     stored_bytes: int
     pack_bytes: int
+    finished: Mapping[str, Finished] = field(default_factory=dict)
 
     @property
     def compared_bytes(self) -> int:
@@ -39,7 +40,8 @@ class Archived:
 
 def dtype_of(name: str) -> str:
     """Return the dtype that a checkpoint's name ends in."""
-    return name.rsplit("-", 1)[1].upper()
+    dtype = name.rsplit("-", 1)[1].upper()
+    return "F8_E4M3" if dtype == "F8" else dtype
 
 
 def archive(name: str, *options: str) -> Archived:
@@ -47,12 +49,13 @@ def archive(name: str, *options: str) -> Archived:
     file = path(name)
     with tempfile.TemporaryDirectory() as scratch:
         place, target = Path(scratch, "archive"), Path(scratch, "target")
-        summary = json.loads(brevis("archive", file, place, "--json", *options).stdout)
-        brevis("verify", place)
-        brevis("restore", place, target)
+        finished = {"archive": brevis("archive", file, place, "--json", *options)}
+        summary = json.loads(finished["archive"].stdout)
+        finished["verify"] = brevis("verify", place, *options)
+        finished["restore"] = brevis("restore", place, target, *options)
         assert filecmp.cmp(file, target / file.name, shallow=False), f"{name} was not restored bit for bit"
         pack_bytes = sum(pack.stat().st_size for pack in (place / "packs").rglob("*") if pack.is_file())
-        return Archived(name, file.stat().st_size, summary["stored_bytes"], pack_bytes)
+        return Archived(name, file.stat().st_size, summary["stored_bytes"], pack_bytes, finished)
 
 
 def bars(archived: Archived, peers: dict[str, int]) -> dict[str, bool]:
@@ -76,8 +79,10 @@ def measure_peers(names: Sequence[str] = CI_SET) -> Table:
         data = path(name).read_bytes()
         sizes[name] = {}
         for peer in ALL:
-            compressed = peer.compress(data, dtype_of(name))
-            assert peer.decompress(compressed, dtype_of(name)) == data, f"{peer.name} lost bytes of {name}"
+            compressed = peer.compress(peer.prepare(data), dtype_of(name))
+            assert peer.content(peer.decompress(compressed, dtype_of(name))) == data, (
+                f"{peer.name} lost bytes of {name}"
+            )
             sizes[name][peer.name] = len(compressed)
         table.rows.append([name, *sizes[name].values()])
     record_sizes(sizes)

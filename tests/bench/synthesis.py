@@ -19,10 +19,11 @@ from typing import Literal
 import numpy as np
 
 from configs.recipe import load
+from operators.program import parse
 from operators.run import encode
 from operators.words import dtype_of, words_of
 from synth.calibrate import TensorSample, calibrate
-from synth.hole import Setting
+from synth.hole import Hole, Setting
 from synth.options import SearchOptions
 from synth.prior import Prior
 from synth.search import Search
@@ -38,6 +39,8 @@ NAMES = (
 )  # fmt: skip
 Order = Literal["default", "paper", "greedy", "depth1"]
 BUDGETS = (0, 4, 16, 64, 256, 512)
+CURVE_BUDGETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+FIXED_CANDIDATES = 12
 PER_CHECKPOINT = 6
 MAX_WORDS = 1 << 19
 FOUND = 1.001
@@ -73,6 +76,37 @@ def tensors(name: str, skip: int, count: int) -> list[Tensor]:
     return taken[skip : skip + count] or taken[:count]
 
 
+@dataclass(frozen=True)
+class Case:
+    """A tensor that was searched in every way.
+
+    Attributes
+    ----------
+    tensor : Tensor
+    found : mapping of str to Curve
+        By the label of the search.
+    weights : mapping of Template or None to int
+        What each program costs that any of the searches found.
+    root : Hole
+        Its words, sampled as programs are weighed.
+    """
+
+    tensor: Tensor
+    found: Mapping[str, Curve]
+    weights: Mapping[Template | None, int]
+    root: Hole
+
+    @property
+    def least(self) -> int:
+        """Cost of the best known program."""
+        return min(self.weights.values())
+
+    @property
+    def best(self) -> Template | None:
+        """The best known program, of equals the first in the order of texts."""
+        return min(self.weights, key=lambda template: (self.weights[template], str(template)))
+
+
 @dataclass
 class Curve:
     """How the cost of the best program falls with the expansions, for one tensor."""
@@ -95,7 +129,7 @@ def curve(tensor: Tensor, options: SearchOptions, prior: Prior, weights: dict[Te
     columns = sample.columns if sample.rows > 1 else 0
     search = Search(setting.root(sample.words, columns), options)
     search.run(prior, BUDGETS[-1])
-    root = dataclasses.replace(setting, sample_words=1 << 16, exact_words=1 << 16).root(sample.words, columns)
+    root = weighing_root(tensor)
     costs = []
     for improvement in search.improvements:
         if improvement.template not in weights:
@@ -103,6 +137,14 @@ def curve(tensor: Tensor, options: SearchOptions, prior: Prior, weights: dict[Te
         costs.append((improvement.expansions, weights[improvement.template]))
     search.release()
     return Curve(costs)
+
+
+def weighing_root(tensor: Tensor) -> Hole:
+    """Return the hole of a tensor on whose sample programs are weighed."""
+    sample = tensor.sample
+    return Setting(dtype_of(sample.dtype), 1 << 16, 1 << 16).root(
+        sample.words, sample.columns if sample.rows > 1 else 0
+    )
 
 
 def variants(options: SearchOptions, own: Prior) -> Mapping[str, tuple[SearchOptions, Prior]]:
@@ -126,8 +168,7 @@ def compare(names: Sequence[str] = NAMES, per_checkpoint: int = PER_CHECKPOINT) 
     """Yield the tables."""
     options = dataclasses.replace(load().recipe.synth, min_gain_ppm=0, max_holes=1 << 16, max_held_bytes=1 << 30)
     refuse_overlap(names)
-    curves: dict[str, list[Curve]] = {}
-    best: list[int] = []
+    cases: list[Case] = []
     wins: Counter[str] = Counter()
     stopped: list[tuple[float, int]] = []
     calibration_s: list[float] = []
@@ -136,19 +177,17 @@ def compare(names: Sequence[str] = NAMES, per_checkpoint: int = PER_CHECKPOINT) 
         own = calibrate([tensor.sample for tensor in tensors(name, 0, 16)], options, Prior.shipped())
         calibration_s.append(time.process_time() - start)
         for tensor in tensors(name, 16, per_checkpoint):
-            weights: dict[Template | None, int] = {}
-            found = {label: curve(tensor, *variant, weights) for label, variant in variants(options, own).items()}
-            for label, one in found.items():
-                curves.setdefault(label, []).append(one)
-            least = min(weights.values())
-            best.append(least)
-            wins.update(names_of(min(weights, key=lambda template: (weights[template], str(template)))))
+            case = searched(tensor, options, own)
+            cases.append(case)
+            wins.update(names_of(case.best))
             short = synthesise(
                 tensor.sample.words, dtype=tensor.sample.dtype, rows=tensor.sample.rows, columns=tensor.sample.columns,
                 options=load().recipe.synth, prior=own,
             )  # fmt: skip
-            stopped.append((short.winner.cost_q8 / least - 1, short.expansions))
-    yield orders(curves, best)
+            stopped.append((short.winner.cost_q8 / case.least - 1, short.expansions))
+    curves = {label: [case.found[label] for case in cases] for label in cases[0].found}
+    yield orders(curves, [case.least for case in cases])
+    yield against_fixed(cases)
     table = Table("Wins per production", ["production", "wins"])
     table.rows = [[production, count] for production, count in wins.most_common()]
     yield table
@@ -160,6 +199,85 @@ def compare(names: Sequence[str] = NAMES, per_checkpoint: int = PER_CHECKPOINT) 
         f"{statistics.mean(used for _, used in stopped):.1f}", f"{statistics.mean(calibration_s):.1f}",
     ])  # fmt: skip
     yield table
+
+
+def searched(tensor: Tensor, options: SearchOptions, own: Prior) -> Case:
+    """Search one tensor in every way, under the prior `own` of its checkpoint among others."""
+    weights: dict[Template | None, int] = {}
+    found = {label: curve(tensor, *variant, weights) for label, variant in variants(options, own).items()}
+    return Case(tensor, found, weights, weighing_root(tensor))
+
+
+def against_fixed(cases: Sequence[Case]) -> Table:
+    """Compare the search with the one program that is best for all tensors of a dtype, known afterwards.
+
+    Candidates are the programs that won most often in the dtype; each is weighed on every tensor of it, a literal
+    standing wherever a step does not apply or does not pay.
+    """
+    columns = ["dtype", "tensors", "best fixed program", "A* at 256 is smaller by, mean %", "matrices", "mean %"]
+    table = Table("A* against the best fixed program of a dtype", columns)
+    smaller: dict[str, float] = {}
+    for dtype in sorted({case.tensor.sample.dtype or "" for case in cases}):
+        some = [case for case in cases if case.tensor.sample.dtype == dtype]
+        wins = Counter(case.best for case in some)
+        candidates = sorted(wins, key=lambda template: (-wins[template], str(template)))[:FIXED_CANDIDATES]
+        costs = {
+            template: [case.weights.get(template) or weigh(case.root, template).cost_q8 for case in some]
+            for template in candidates
+        }
+        fixed = min(candidates, key=lambda template: (sum(costs[template]), str(template)))
+        saved = [
+            100 * (1 - case.found["learned"].at(256) / cost) for case, cost in zip(some, costs[fixed], strict=True)
+        ]
+        is_matrix = [case.tensor.sample.rows > 1 and case.tensor.sample.words.size >= 1 << 16 for case in some]
+        of_matrices = [one for one, matrix in zip(saved, is_matrix, strict=True) if matrix]
+        mean = statistics.mean(of_matrices) if of_matrices else None
+        table.rows.append([
+            dtype, len(some), "lit" if fixed is None else str(fixed), f"{statistics.mean(saved):.2f}",
+            len(of_matrices), "" if mean is None else f"{mean:.2f}",
+        ])  # fmt: skip
+        if mean is not None:
+            smaller[dtype] = mean
+    if "BF16" in smaller:
+        table.passed[f"on BF16 matrices {smaller['BF16']:.2f} % smaller than the best fixed program, at least 0.5"] = (
+            smaller["BF16"] >= 0.5
+        )
+    return table
+
+
+def planted() -> Table:
+    """Return how well programs of three levels are recovered that were planted in noise."""
+    from tests.synth.test_search import PLANTED
+
+    table = Table("Planted programs of three levels", ["program", "bytes planted", "bytes found", "%"])
+    options = dataclasses.replace(load().recipe.synth, budget=256, min_gain_ppm=0)
+    for name, (tensor, text) in sorted(PLANTED.items()):
+        known = encode(parse(text), tensor.words)
+        found = synthesise(
+            tensor.words, dtype=tensor.dtype, rows=tensor.rows, columns=tensor.columns, options=options,
+            prior=Prior.uniform(),
+        )  # fmt: skip
+        made = encode(found.program, tensor.words)
+        assert known is not None
+        assert made is not None
+        percent = 100 * len(made.record) / len(known.record)
+        table.rows.append([name, len(known.record), len(made.record), f"{percent:.1f}"])
+        table.passed[f"planted: {name} within 2 % in 256 expansions"] = percent <= 102
+    return table
+
+
+def size_curves(name: str, count: int = 4) -> Iterator[dict[str, object]]:
+    """Yield how size falls with expansions on some tensors of a checkpoint, one line for each search."""
+    options = dataclasses.replace(load().recipe.synth, min_gain_ppm=0, max_holes=1 << 16, max_held_bytes=1 << 30)
+    own = calibrate([tensor.sample for tensor in tensors(name, 0, 16)], options, Prior.shipped())
+    cases = [searched(tensor, options, own) for tensor in tensors(name, 16, count)]
+    least = sum(case.least for case in cases)
+    for label in cases[0].found:
+        costs = [sum(case.found[label].at(budget) for case in cases) for budget in CURVE_BUDGETS]
+        yield {
+            "file": name, "search": label, "expansions": list(CURVE_BUDGETS),
+            "excess_percent": [round(100 * (cost / least - 1), 4) for cost in costs],
+        }  # fmt: skip
 
 
 def orders(curves: Mapping[str, Sequence[Curve]], best: Sequence[int]) -> Table:
@@ -194,6 +312,10 @@ def orders(curves: Mapping[str, Sequence[Curve]], best: Sequence[int]) -> Table:
         table.notes.append(
             f"at {budget} expansions it is {100 * (1 - statistics.mean(ratios)):.2f} % smaller than depth 1 in the "
             f"mean, worse by over 0.01 % on {worse} tensors, by {100 * (max(ratios) - 1):.3f} % at most"
+        )
+        table.passed[f"A* against depth 1 at {budget}: worse on no tensor"] = worse == 0
+        table.passed[f"A* against depth 1 at {budget}: at least 4 % smaller over the mix"] = (
+            statistics.mean(ratios) <= 0.96
         )
     return table
 
@@ -278,7 +400,7 @@ def timing() -> Table:
 
 def table() -> Table:
     """Return all tables as one, for `make bench`."""
-    tables = [*compare(), sampling(), timing()]
+    tables = [*compare(), planted(), sampling(), timing()]
     for extra in tables[1:]:
         tables[0].notes.append(f"{extra.title}: {', '.join(map(str, extra.columns))}")
         tables[0].notes += [", ".join(map(str, row)) for row in extra.rows]

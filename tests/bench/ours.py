@@ -1,0 +1,180 @@
+"""One checkpoint through the encoder and the decoder of the pipeline, in memory, in one thread.
+
+The same plan, prior, encoder and interpreter as those of a task of `brevis archive` and of a restore; what is
+left out is reading, writing packs, and the commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+import operators.run
+from configs.recipe import Recipe, load
+from operators.run import Encoded, digest_of, execute
+from operators.words import Bytes
+from pipeline.calibration import learn_prior
+from pipeline.plan import make_plan
+from pipeline.rows import Row
+from pipeline.segments import layout_of
+from pipeline.store import open_source
+from pipeline.tasks import Encoder, search_segment
+from synth.prior import Prior
+from tests.bench.report import cpu_seconds
+from tests.processes import ROOT
+
+LARGE_BYTES = 16 << 20
+"""A tensor from which the search has to be a small part of its compression."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A stored segment: its row and its record."""
+
+    row: Row
+    data: Bytes
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file as a run has planned it, its bytes in memory.
+
+    Attributes
+    ----------
+    segments : list of list of (Row, memoryview)
+        One list for each task.
+    data : bytes
+        The whole file.
+    prior : Prior
+        What the run orders its searches by.
+    recipe : Recipe
+    calibration_s : float
+        CPU time that the prior took.
+    """
+
+    segments: list[list[tuple[Row, memoryview]]]
+    data: bytes
+    prior: Prior
+    recipe: Recipe
+    calibration_s: float
+
+
+def recipes() -> dict[str, Recipe]:
+    """Return the recipes that ship, by name: every file of ``configs/`` that can be loaded, `default` first."""
+    names = sorted(
+        (file.stem for file in (ROOT / "configs").glob("*.toml")), key=lambda name: (name != "default", name)
+    )
+    return {name: load(name).recipe for name in names}
+
+
+def open_checkpoint(file: Path, recipe: Recipe) -> Checkpoint:
+    """Plan a file as a run of `recipe` does, learn its prior, and read all of it."""
+    source = open_source(str(file))
+    (info,) = source.list()
+    data = file.read_bytes()
+    layout = layout_of(lambda offset, n_bytes: data[offset : offset + n_bytes], info.key, info.n_bytes)
+    plan = make_plan([info], [layout], recipe.task_bytes)
+    base = Prior.uniform() if recipe.synth.prior == "uniform" else Prior.shipped()
+    calibration_s, prior = 0.0, base
+    if recipe.synth.prior == "learned":
+        calibration_s, prior = cpu_seconds(lambda: learn_prior(source, plan, recipe.synth, base))
+    view = memoryview(data)
+    segments = [[(row, view[row.offset_bytes : row.segment.end_bytes]) for row in task.rows()] for task in plan.tasks]
+    return Checkpoint(segments, data, prior, recipe, calibration_s)
+
+
+class _Trusting(Encoder):
+    """An encoder that does not decode what it has written."""
+
+    def _restores(self, encoded: Encoded, n_bytes: int) -> bool:
+        return True
+
+
+class _NoHash:
+    """Stands where BLAKE3 does while verification is off: every digest is zero."""
+
+    def __init__(self, data: Any = b"") -> None:
+        pass
+
+    def update(self, data: Any) -> None:
+        """Look at nothing."""
+
+    def digest(self) -> bytes:
+        """Return zero."""
+        return bytes(32)
+
+    def hexdigest(self) -> str:
+        """Return zero."""
+        return bytes(32).hex()
+
+
+@contextlib.contextmanager
+def unverified() -> Iterator[None]:
+    """Neither make nor check digests inside: what no other compressor of the comparison does."""
+    with mock.patch.object(operators.run, "blake3", _NoHash):
+        yield
+
+
+def compress(checkpoint: Checkpoint, *, verify: bool) -> list[Record]:
+    """Search, encode and, with `verify`, hash, decode and compare every segment.
+
+    Segments with the bytes of an earlier one of their task share its record where digests tell.
+    """
+    encoder = (Encoder if verify else _Trusting)(checkpoint.recipe.synth, checkpoint.prior)
+    records = []
+    for task in checkpoint.segments:
+        encoder.start()
+        known: dict[bytes, Record] = {}
+        for row, data in task:
+            digest = digest_of(data)
+            if verify and digest in known:
+                records.append(Record(replace(row, digest=digest), known[digest].data))
+                continue
+            encoded, _ = encoder.record(replace(row, digest=digest), data)
+            record = Record(replace(row, digest=digest), bytes(encoded.record))
+            known[digest] = record
+            records.append(record)
+        assert encoder.alarms == [], encoder.alarms
+    return records
+
+
+def targets_of(records: Sequence[Record]) -> list[NDArray[np.uint8]]:
+    """Return the memory that a caller of `decompress` owns: one aligned buffer for each segment."""
+    starts = list(accumulate((-(-record.row.n_bytes // 64) * 64 for record in records), initial=0))
+    memory = np.zeros(starts[-1] + 64, np.uint8)
+    memory = memory[-memory.ctypes.data % 64 :]
+    return [memory[start : start + record.row.n_bytes] for start, record in zip(starts, records, strict=False)]
+
+
+def decompress(records: Sequence[Record], targets: Sequence[NDArray[np.uint8]]) -> None:
+    """Restore every segment into its target."""
+    for record, target in zip(records, targets, strict=True):
+        execute(record.data, n_bytes=record.row.n_bytes, digest=record.row.digest, out=target)
+
+
+def search_share(checkpoint: Checkpoint) -> float | None:
+    """Return the part of the CPU time of compressing tensors of `LARGE_BYTES` and up that their searches take.
+
+    None where there is no such tensor. Verification is off, so that the part is as large as it can be.
+    """
+    large: dict[tuple[str, str], list[tuple[Row, memoryview]]] = {}
+    for row, data in (pair for task in checkpoint.segments for pair in task):
+        if row.tensor is not None:
+            large.setdefault((row.file, row.tensor), []).append((row, data))
+    large = {key: rows for key, rows in large.items() if sum(row.n_bytes for row, _ in rows) >= LARGE_BYTES}
+    if not large:
+        return None
+    only = replace(checkpoint, segments=list(large.values()))
+    with unverified():
+        total, _ = cpu_seconds(lambda: compress(only, verify=False))
+        options, prior = checkpoint.recipe.synth, checkpoint.prior
+        search, _ = cpu_seconds(lambda: [search_segment(*rows[0], options, prior) for rows in large.values()])
+    return search / total
