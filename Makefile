@@ -2,7 +2,8 @@
 #   make demo       archive, verify and restore a real checkpoint, locally and through Ray and S3
 #   make test       what CI runs: ruff, mypy, import contracts, pytest
 #   make test-slow  the rest: minutes and gigabytes
-#   make bench      sizes and speeds against other compressors; BENCH="names" picks tables
+#   make bench      sizes and speeds against other compressors; BENCH="names" picks tables:
+#                   BENCH=compare sets all recipes beside all peers (half an hour), BENCH=targets checks what it wrote
 #   make lint       the first three of `make test`
 
 PYTHON ?= python3.11
