@@ -10,23 +10,25 @@ a table, and of the code space that rare symbols take, counts those that the sam
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import numpy as np
 import zstandard
+from numpy.typing import NDArray
 
 from operators.base import BLOCK_WORDS, Operator, Stream
-from operators.literals.profile import Profiler, choose, faster_bound
+from operators.kernels.judging import LIVE_AT, PLACES_AT, judge_narrow, judge_wide
+from operators.literals.profile import LARGE_WORDS, RANS_GAIN, Profiler, choose, faster_bound
 from operators.literals.rans import RUN_WORDS, lanes_of
 from operators.words import Words
-from synth.features import Summary
-from synth.logs import log_q20
+from synth.features import NARROW_BITS, SCRATCH, Features, Summary
+from synth.logs import BOTH_LOGS
 
 Q8 = 256
 """Costs are integers in units of ``1 / Q8`` bit."""
 BYTE_Q8 = 8 * Q8
-HUFFMAN_FIXED_BITS = 80
-"""Head of a table, sizes of streams, bits left over."""
-RANS_FIXED_BITS = 32
 PIECES = 64
 PROBE_BYTES = 1 << 10
 """Bytes of each piece, on which LZ has to save one part in `PROBE_GAIN` to be looked at further."""
@@ -37,8 +39,12 @@ LZ_SAMPLE_BYTES = 8 << 10
 """Bytes of each piece on which LZ is then judged."""
 WHOLE_PROBE_BYTES = 512 << 10
 """Streams up to this size are probed whole: rows that mirror one another lie far apart."""
-RANS_LOSS = 2048
-"""One part in so many is lost to frequencies that are multiples of a power of two."""
+GUARD = 6
+"""Words of a sample per live symbol, at least, where an alphabet is to be entropy-coded."""
+_ENCODINGS = ("bitpack", "huffman", "rans")
+Counted: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""How often each word of a sample occurs, and those words in ascending order."""
+NOT_COUNTED: Counted = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 @dataclass(slots=True)
@@ -53,13 +59,33 @@ class LiteralCost:
     floor_q8 : int
         What no code of single words can go below, nor any set of codes of single fields of them: the
         empirical entropy. Compression by matches (lz) is not bounded by it.
+    payload_q8 : int
+        Without its node.
     """
 
     bits_q8: int
     encoding: str
     floor_q8: int
+    payload_q8: int
+
+    def or_lz(self, lz_q8: int, stream: Stream) -> LiteralCost:
+        """Return the cost of the literal that the emitter would choose where LZ takes `lz_q8`, payload alone."""
+        if lz_q8 >= faster_bound("lz", self.payload_q8, stream.n_words):
+            return self
+        return LiteralCost(literal_q8(lz_q8), "lz", self.floor_q8, lz_q8)
 
 
+@dataclass(slots=True)
+class Verdict:
+    """What is known of a stream by its sample."""
+
+    summary: Summary
+    features: Features
+    literal: LiteralCost
+    """LZ left out."""
+
+
+@functools.lru_cache(maxsize=1 << 12)
 def node_q8(op: Operator) -> int:
     """Return the cost of an operator on the wire."""
     return BYTE_Q8 * (2 + sum(_varint_bytes(param) for param in op.params))
@@ -71,59 +97,64 @@ def literal_q8(payload_q8: int) -> int:
     return BYTE_Q8 * (n_bytes + 1 + _varint_bytes(n_bytes))
 
 
-def literal_cost(summary: Summary, stream: Stream, lz_q8: int | None = None) -> LiteralCost:
-    """Return the cost of the literal that the emitter would choose (`operators.literals.profile.choose`).
+def judge(
+    words: Words,
+    shift: int,
+    stream: Stream,
+    *,
+    row_below: tuple[int, int] = (0, 0),
+    closed: bool = False,
+    counted: Counted = NOT_COUNTED,
+) -> Verdict:
+    """Judge the bit field of ``stream.width_bits`` bits at `shift` of the words of a sample.
 
     Parameters
     ----------
-    summary : Summary
-        Of a sample of the stream, or of all of it.
+    words : Words
+        At most `MAX_WORDS`.
+    shift : int
+        0 where the field is wider than `NARROW_BITS`: such a field is judged after it has been cut out.
     stream : Stream
-    lz_q8 : int, optional
-        Estimated payload of an LZ literal, where one was tried.
+        The whole. A part of it has to show each word `GUARD` times, as a mean, before the cost of a code is
+        worked out: else its table is unknown.
+    row_below : (int, int)
+        See `Sample.row_below`.
+    closed : bool
+        Whether neighbours do not matter.
+    counted : Counted
+        The counts of all `words`, where they are known.
     """
-    n, n_sample = stream.n_words, summary.n_words
-    best, encoding = n * summary.largest.bit_length() * Q8, "bitpack"
-    if n == 0 or n_sample == 0:
-        return LiteralCost(literal_q8(0), encoding, 0)
-    floor = min(best, summary.entropy_q20 * n // n_sample >> 12)
-    if summary.huffman_bits >= 0:
-        huffman, rans = _coded_q8(summary, stream)
-        if huffman < best:
-            best, encoding = huffman, "huffman"
-        if rans < faster_bound("rans", best, n):
-            best, encoding = rans, "rans"
-    if lz_q8 is not None and lz_q8 < faster_bound("lz", best, n):
-        best, encoding = lz_q8, "lz"
-    return LiteralCost(literal_q8(best), encoding, floor)
+    n, n_sample, width_bits = stream.n_words, words.size, stream.width_bits
+    scratch = SCRATCH
+    found = scratch.verdict
+    if width_bits <= NARROW_BITS:
+        max_live = n_sample if n_sample == n else n_sample // GUARD
+        tables = terms_of(n), BOTH_LOGS, scratch.counts[0], scratch.room, found
+        judge_narrow(words, shift, width_bits, *counted, max_live, not closed, *row_below, *tables)
+        row = found.tolist()
+    else:
+        assert shift == 0
+        judge_wide(words, width_bits, not closed, *row_below, n, scratch.slots, scratch.hits, found)
+        row = found.tolist()
+        row[6:8] = found[6:8].view(np.uint64).tolist()
+    summary = Summary(n_sample, row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[13])
+    literal = LiteralCost(literal_q8(row[14]), _ENCODINGS[row[15]], row[16], row[14])
+    seen: Features = tuple(row[17:])  # type: ignore[assignment]
+    return Verdict(summary, seen, literal)
 
 
-def _coded_q8(summary: Summary, stream: Stream) -> tuple[int, int]:
-    """Return the payloads of a Huffman and of a rANS literal."""
-    n, n_sample, seen = stream.n_words, summary.n_words, summary.live
-    entropy_q20, live = summary.entropy_q20, seen
-    if n != n_sample:
-        entropy_q20 = max(entropy_q20, summary.smooth_q20)
-        live = min(seen + summary.unseen(n), n, 1 << stream.width_bits)
-    gaps, lengths, frequencies = summary.table_bits
-    table = min(gaps, seen * ((summary.largest // seen).bit_length() + 2)) + min(lengths, 4 * seen)
-    huffman = summary.huffman_bits * Q8 * n // n_sample
-    if summary.entropy_q20 and seen > 2:
-        # The sample flatters its own code by as much as it flatters its own entropy.
-        huffman = huffman * entropy_q20 // summary.entropy_q20
-    # Each word takes at least one of 2**14 frequencies, or of 2**15 places in the space of codes, however rare
-    # it is; those too that the sample has missed.
-    taken_q24 = summary.rare_q24 + (live - seen << 10)
-    huffman += (n * _loss_q20(taken_q24 >> 1) >> 12) + (table * live // seen + HUFFMAN_FIXED_BITS) * Q8
-    rans = entropy_q20 * n // n_sample + n * _loss_q20(taken_q24) >> 12
-    rans += rans // RANS_LOSS
-    rans += ((table + frequencies) * live // seen + RANS_FIXED_BITS) * Q8
-    return huffman, rans + lanes_of(n) * 32 * Q8 * (1 + n // RUN_WORDS)
+def counts_of(verdict: Verdict) -> Counted:
+    """Return the counts that the last call of `judge` in this thread has left behind."""
+    live = verdict.summary.live
+    where = SCRATCH.room[LIVE_AT:][:live], SCRATCH.room[PLACES_AT:][:live]
+    return where[0].copy(), where[1].copy()
 
 
-def _loss_q20(taken_q24: int) -> int:
-    """Return the bits per word that are lost where a part of all codes is taken by words that hardly occur."""
-    return log_q20(1 << 24) - log_q20(max(1, (1 << 24) - taken_q24))
+@functools.lru_cache(maxsize=1 << 12)
+def terms_of(n_words: int) -> NDArray[np.int64]:
+    """Return what the cost of a literal takes from the length of its stream: see `weigh_counts`."""
+    states_q8 = lanes_of(n_words) * 32 * Q8 * (1 + n_words // RUN_WORDS)
+    return np.array([n_words, states_q8, RANS_GAIN if n_words >= LARGE_WORDS else 0], np.int64)
 
 
 def exact_literal(words: Words, stream: Stream, *, with_lz: bool) -> tuple[int, str]:

@@ -16,13 +16,15 @@ import numpy as np
 from operators.base import Operator, Stream
 from operators.kernels.fields import split_field
 from operators.words import Dtype, Words, container
-from synth.cost import BYTE_Q8, LiteralCost, LzProbe, literal_cost
-from synth.features import NARROW_BITS, Features, Summary, features, nearness, summarise
+from synth.cost import BYTE_Q8, NOT_COUNTED, Counted, LiteralCost, LzProbe, Verdict, counts_of, judge
+from synth.features import NARROW_BITS
 from synth.sample import Sample, take_sample
 
 if TYPE_CHECKING:
     from synth.steps import Step
 
+COUNTED_WORDS = 2
+"""Words of a sample for each that occurs, at least, where their fields are counted by the latter."""
 MIN_LZ_BYTES = 64
 """Fewest bytes of a stream for which LZ is looked at."""
 Region = Callable[[], Words]
@@ -39,19 +41,34 @@ class Known:
     ----------
     samples : dict
         (id, shift, width) to the sample above and the one cut out of it.
+    origins : dict
+        Id of a sample that was cut out to that sample, the one that it was cut out of in the first place, and
+        the shift there: a field of a field is a field.
     judged : dict
-        (id, shift, width, closed) to the sample, its summary, features, and costs without and with LZ.
+        (id, shift, width, closed) to the sample, its verdict, and the literal with LZ.
+    counted : dict
+        Id of a sample of narrow words to it and to its counts, where they are fewer than the words.
     """
 
-    samples: dict[tuple[int, int, int], tuple[Sample, Sample]]
-    judged: dict[tuple[int, int, int, bool], tuple[Sample, Summary, Features, LiteralCost, LiteralCost]]
+    samples: dict[tuple[int, int, int], tuple[Sample, Sample]] = field(default_factory=dict)
+    origins: dict[int, tuple[Sample, Sample, int]] = field(default_factory=dict)
+    judged: dict[tuple[int, int, int, bool], tuple[Sample, Verdict, LiteralCost]] = field(default_factory=dict)
+    counted: dict[int, tuple[Sample, Counted]] = field(default_factory=dict)
 
     def cut_out(self, field: Field) -> Sample:
         """Return a field as a sample of its own, the same one each time."""
-        key = (id(field.sample), field.shift, field.width_bits)
+        origin, shift = self.origin(field.sample, field.shift)
+        key = (id(origin), shift, field.width_bits)
         if key not in self.samples:
-            self.samples[key] = (field.sample, field.cut_out())
+            cut = field.cut_out()
+            self.samples[key] = (origin, cut)
+            self.origins[id(cut)] = (cut, origin, shift)
         return self.samples[key][1]
+
+    def origin(self, sample: Sample, shift: int) -> tuple[Sample, int]:
+        """Return the sample that holds the words of which `sample` may be a field, and the shift there."""
+        above = self.origins.get(id(sample))
+        return (sample, shift) if above is None else (above[1], above[2] + shift)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +79,7 @@ class Setting:
     sample_words: int
     exact_words: int
     probe: LzProbe = field(default_factory=LzProbe)
-    known: Known = field(default_factory=lambda: Known({}, {}))
+    known: Known = field(default_factory=Known)
 
     def root(self, words: Words, columns: int) -> Hole:
         """Return the hole of a whole region, whose rows have `columns` words (0 for none)."""
@@ -118,6 +135,8 @@ class Hole:
         Tried so far.
     refused : list of str
         Productions that were tried and did not apply.
+    exact : bool
+        Whether the sample is the whole stream.
     detected : dict of Step to Operator or None
         Exact structure that was looked for in all words.
     plain_q8 : int
@@ -127,9 +146,9 @@ class Hole:
     """
 
     __slots__ = (
-        "best_edge", "best_q8", "closed", "columns", "cut_order", "depth", "detected", "edges", "features", "is_float",
-        "literal", "parent", "path_q10", "plain_q8", "refused", "region", "setting", "source", "stream", "summary",
-        "tag",
+        "best_edge", "best_q8", "closed", "columns", "cut_order", "depth", "detected", "edges", "exact", "features",
+        "is_float", "literal", "parent", "path_q10", "plain_q8", "refused", "region", "setting", "source", "stream",
+        "summary", "tag",
     )  # fmt: skip
 
     def __init__(
@@ -160,22 +179,28 @@ class Hole:
         self.stream = Stream(width, sample.stream.n_words)
         self.columns = sample.columns
         self.region = region
-        key = (id(sample), shift, width, closed)
-        known = setting.known.judged.get(key) if depth and region is None else None
-        self.summary: Summary
-        self.features: Features
-        self.literal: LiteralCost
-        if known is not None:
-            _, self.summary, self.features, plain, self.literal = known
+        self.exact = sample.words.size == self.stream.n_words
+        shared = depth > 0 and region is None
+        known = setting.known
+        origin, above = known.origin(sample, shift)
+        key = (id(origin), above, width, closed)
+        earlier = known.judged.get(key) if shared else None
+        if earlier is not None:
+            _, verdict, literal = earlier
+            self.summary, self.features = verdict.summary, verdict.features
         else:
-            self.summary = summarise(sample.words, shift, width, whole=sample.exact)
-            near = nearness(sample.words, shift, width, *sample.row_below) if width > 1 and not closed else (0, 0)
-            self.features = features(self.summary, self.stream, near)
-            plain = literal_cost(self.summary, self.stream)
-            self.literal = self._with_lz(plain)
-            if depth and region is None:
-                setting.known.judged[key] = (sample, self.summary, self.features, plain, self.literal)
-        self.plain_q8 = plain.bits_q8
+            counted = known.counted[id(sample)][1] if id(sample) in known.counted else NOT_COUNTED
+            verdict = judge(
+                sample.words, shift, self.stream, row_below=sample.row_below, closed=closed, counted=counted
+            )
+            if source is sample and width <= NARROW_BITS and COUNTED_WORDS * verdict.summary.live < sample.words.size:
+                known.counted[id(sample)] = (sample, counts_of(verdict))
+            self.summary, self.features = verdict.summary, verdict.features
+            literal = self._with_lz(verdict.literal)
+            if shared:
+                known.judged[key] = (origin, verdict, literal)
+        self.literal = literal
+        self.plain_q8 = verdict.literal.bits_q8
         self.best_q8 = self.literal.bits_q8
         self.best_edge: Edge | None = None
         self.edges: list[Edge] = []
@@ -189,11 +214,6 @@ class Hole:
         if isinstance(self.source, Field):
             self.source = self.setting.known.cut_out(self.source)
         return self.source
-
-    @property
-    def exact(self) -> bool:
-        """Whether the sample is the whole stream."""
-        return self.summary.n_words == self.stream.n_words
 
     def whole(self) -> Words | None:
         """Return all words, or None where only a sample is at hand."""
@@ -218,7 +238,7 @@ class Hole:
         lz_q8 = self.setting.probe.payload_q8(
             self.sample.words if words is None else words, self.stream, literal.bits_q8
         )
-        return literal if lz_q8 is None else literal_cost(self.summary, self.stream, lz_q8)
+        return literal if lz_q8 is None else literal.or_lz(lz_q8, self.stream)
 
 
 @dataclass(slots=True, eq=False)

@@ -51,10 +51,9 @@ def _smooth_table(size: int) -> NDArray[np.int64]:
     return (table >> 16) * (1 << 26) // (_LN2_Q40 >> 10)
 
 
-LOGS = _log_table(LOG_TABLE_SIZE)
-"""log2(x) for x from 0 to 65536; of 0 it is 0."""
-SMOOTH_LOGS = _smooth_table(LOG_TABLE_SIZE)
-"""What stands for log2(x) in Grassberger's estimator."""
+BOTH_LOGS = np.stack((_log_table(LOG_TABLE_SIZE), _smooth_table(LOG_TABLE_SIZE)))
+LOGS, SMOOTH_LOGS = BOTH_LOGS
+"""log2(x) for x from 0 to 65536; of 0 it is 0. And what stands for it in Grassberger's estimator."""
 
 
 def log_q20(x: int) -> int:
