@@ -181,8 +181,9 @@ def _rows(step: Rows) -> Detector:
 def _dealt(hole: Hole) -> bool:
     """Whether words that are no floats, or parts of numbers, differ by where they stand."""
     dtype = hole.setting.dtype
-    is_looked_at = hole.tag == "root" and (not hole.is_float or dtype.element_bits > dtype.word_bits)
-    return is_looked_at and hole.detect(Turns()) is not None
+    if hole.tag != "root" or hole.features[0] == FLAT or (hole.is_float and dtype.element_bits == dtype.word_bits):
+        return False
+    return hole.detect(Turns()) is not None
 
 
 def _deal(hole: Hole) -> Step | None:

@@ -19,7 +19,7 @@ from operators.ops.partition import Partition, marks
 from operators.words import Words
 from synth.cost import node_q8
 from synth.hole import Hole
-from synth.logs import LOGS
+from synth.logs import LOGS, SMOOTH_LOGS, log_q20
 from synth.sample import Sample, take_sample
 from synth.steps import DEEP_REGION_WORDS, Expansion, Step
 
@@ -38,6 +38,12 @@ TURN_GAIN = 100
 """Turns have to save one part in so many of the entropy."""
 GROUP_BITS = 64
 """What another child of a turn costs at least."""
+JOIN_BITS = 64
+"""Neighbouring places join where they would save less apart: counts of few words are noise."""
+MOST_COUNTED = 1 << 16
+"""Words by which neighbouring places are compared."""
+CLASSES = 16
+"""Classes of bytes by which a period is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +129,7 @@ class Turns(Step):
     """
 
     fixed = True
-    part = 64
+    part = 128
     widths: tuple[int, ...] = ()
 
     @property
@@ -193,36 +199,65 @@ def _spread(count: int, last: int) -> NDArray[np.int64]:
 def _turns(words: Words) -> tuple[int, ...]:
     """Return the widths of the turns in which words differ, or none.
 
-    Of each word one byte is looked at, the highest that varies. Entropies of the places of a turn, each on its
-    own, are compared with that of all; then adjacent places join that are alike.
+    Of each word one byte is looked at, the highest that varies. The period is the one whose places tell most about
+    the byte; then neighbouring places join that are alike.
     """
+    if words.size < 2:
+        return ()
+    places, data = _sampled(words, TURN_SAMPLE_WORDS)
+    whole = np.bincount(data, minlength=256)
+    alone_q20 = int(_entropies(whole[None], LOGS)[0])
+    # Classes of about equal size: few, so that few words show how they depend on the place.
+    classes = (np.cumsum(whole) - whole)[data] * CLASSES // max(1, data.size)
+    pooled_q20 = int(_entropies(np.bincount(classes, minlength=CLASSES)[None], LOGS)[0])
+    best_q20, best = alone_q20 // (2 * TURN_GAIN), 0
+    for period in PERIODS:
+        if period > (SHORT_PERIOD if words.itemsize > 1 else words.size // 4):
+            break
+        counts = np.bincount(places % period * CLASSES + classes, minlength=period * CLASSES)
+        parted_q20 = int(_entropies(counts.reshape(period, CLASSES), LOGS).sum()) + (period * CLASSES << 20)
+        if pooled_q20 - parted_q20 > best_q20:
+            # A multiple of a period tells as much, but for chance.
+            best_q20, best = pooled_q20 - parted_q20 + alone_q20 // (10 * TURN_GAIN), period
+    if not best:
+        return ()
+    places, data = _sampled(words, MOST_COUNTED)
+    counts = np.bincount(places % best * 256 + data, minlength=best * 256).reshape(best, 256)
+    alone_q20 = int(_entropies(counts.sum(axis=0)[None], LOGS)[0])
+    widths, cost_q20 = _joined(counts, (data.size << 10) // words.size)
+    return widths if len(widths) > 1 and cost_q20 < alone_q20 - alone_q20 // TURN_GAIN else ()
+
+
+def _sampled(words: Words, n_words: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return about `n_words` places, spread over all in windows, and a byte of the word at each."""
     run = min(TURN_WINDOW_WORDS, words.size)
-    starts = _spread(max(1, min(TURN_SAMPLE_WORDS, words.size) // run), words.size - run)
+    starts = _spread(max(1, min(n_words, words.size) // run), words.size - run)
     places = (starts[:, None] + np.arange(run)).ravel()
     picked = words[places]
-    shift = max(0, int(np.bitwise_or.reduce(picked ^ picked[0])).bit_length() - 8) if picked.size else 0
-    data = ((picked >> picked.dtype.type(shift)) & picked.dtype.type(255)).astype(np.int64)
-    most = SHORT_PERIOD if words.itemsize > 1 else words.size // 4
-    alone_q20 = int(_entropies(np.bincount(data, minlength=256)[None])[0])
-    best_q20, best = alone_q20 - alone_q20 // TURN_GAIN, None
-    for period in PERIODS:
-        if period > most:
-            break
-        counts = np.bincount(places % period * 256 + data, minlength=period * 256).reshape(period, 256)
-        costs = _entropies(counts) + _penalties(counts)
-        if int(costs.sum()) < best_q20:
-            best_q20, best = int(costs.sum()), counts
-    return () if best is None else _joined(best)
+    shift = max(0, int(np.bitwise_or.reduce(picked ^ picked[:1])).bit_length() - 8)
+    return places, ((picked >> picked.dtype.type(shift)) & picked.dtype.type(255)).astype(np.int64)
 
 
-def _joined(counts: NDArray[np.int64]) -> tuple[int, ...]:
-    """Return the widths of the places that are left when neighbours join as long as that costs nothing."""
+def _joined(counts: NDArray[np.int64], part_q10: int) -> tuple[tuple[int, ...], int]:
+    """Return the widths of the groups that are left when neighbours join as long as that costs nothing, and the cost.
+
+    Parameters
+    ----------
+    counts : int64 array, shape (period, 256)
+    part_q10 : int
+        What part of all words was counted: a table is paid for once.
+    """
     groups, widths = list(counts), [1] * len(counts)
 
+    def cost_q20(rows: list[NDArray[np.int64]]) -> list[int]:
+        stacked = np.stack(rows)
+        live = (stacked > 0).sum(axis=1)
+        costs: list[int] = (_entropies(stacked, SMOOTH_LOGS) + (8 * live + GROUP_BITS) * (part_q10 << 10)).tolist()
+        return costs
+
     def gain(i: int) -> int:
-        pair = np.stack((groups[i], groups[i + 1], groups[i] + groups[i + 1]))
-        first, second, both = (_entropies(pair) + _penalties(pair)).tolist()
-        return int(first + second - both)
+        first, second, both = cost_q20([groups[i], groups[i + 1], groups[i] + groups[i + 1]])
+        return first + second - both + (JOIN_BITS << 20)
 
     gains = [gain(i) for i in range(len(groups) - 1)]
     while gains and max(gains) > 0:
@@ -233,17 +268,11 @@ def _joined(counts: NDArray[np.int64]) -> tuple[int, ...]:
         for j in (i - 1, i):
             if 0 <= j < len(gains):
                 gains[j] = gain(j)
-    return tuple(widths) if len(widths) > 1 else ()
+    return tuple(widths), sum(cost_q20(groups))
 
 
-def _entropies(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the empirical entropies of all words of each row of counts, in 2**-20 bit."""
-    totals = counts.sum(axis=1)
-    entropies: NDArray[np.int64] = totals * LOGS[totals] - (counts * LOGS[counts]).sum(axis=1)
+def _entropies(counts: NDArray[np.int64], logs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the entropies of all words of each row of counts, in 2**-20 bit."""
+    most = np.array([total * log_q20(total) for total in counts.sum(axis=1).tolist()], np.int64)
+    entropies: NDArray[np.int64] = most - (counts * logs[counts]).sum(axis=1)
     return entropies
-
-
-def _penalties(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return what a table for each row of counts costs, and how much the counts flatter themselves."""
-    penalties: NDArray[np.int64] = (2 * (counts > 0).sum(axis=1) + GROUP_BITS) << 20
-    return penalties
