@@ -15,12 +15,15 @@ RARE_SLOTS = 128
 """Most slots of symbols whose frequency is below 16."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Case:
     words: Words
     scales: oracle.Scales
     frequencies: list[oracle.Table]
     geometry: oracle.Geometry
+
+    def __repr__(self) -> str:
+        return f"<{self.words.size} words, {len(self.scales.columns)} columns, {self.geometry}>"
 
     def sections(self) -> oracle.Sections:
         return oracle.encode(self.words.tolist(), self.scales, self.frequencies, self.geometry)
@@ -72,7 +75,7 @@ def make_case(
     n_words = 64 * columns * n_tiles + n_tail
     words = rng.integers(0, 1 << g.width_bits, n_words)
     if kind == "constant":
-        words[:] = words[0]
+        words[:] = rng.integers(0, 1 << g.width_bits)
     else:
         for tile in oracle.tiles(n_words, scales, g):
             for vector in tile.vectors:

@@ -241,9 +241,14 @@ def slots(table: Table) -> tuple[tuple[int, int], ...]:
     return found
 
 
+@functools.cache
+def first_slots(table: Table) -> dict[int, int]:
+    return {symbol: slot for slot, (symbol, place) in enumerate(slots(table)) if place == 0}
+
+
 def put(state: int, symbol: int, table: Table, stream: list[int]) -> int:
     """Return the state from which `take` finds `symbol`."""
-    f, first = table[symbol], slots(table).index((symbol, 0))
+    f, first = table[symbol], first_slots(table)[symbol]
     if state >= f << 20:
         stream.append(state & 0xFFFF)
         state >>= 16
