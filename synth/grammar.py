@@ -33,7 +33,8 @@ MASKED = 50
 FEW = 16
 """No mask where no more words than that are different: any code names them."""
 SETTLED = 128
-"""Rows are parted before all else where one part in so many of all bits are zeros at the ends of their words."""
+"""Rows are parted before all else where one part in so many of all bits are zeros at the ends of their words, and
+zero words where the others are not near the one before or above, and no more of them equal to it."""
 DEAD = -1
 """For the low bits of a float split: those that are the same in all words."""
 
@@ -95,18 +96,22 @@ def offers(hole: Hole, depth: int, disable: frozenset[str] = frozenset()) -> lis
         for production in catalogue
         if production.name not in disable and production.family not in disable and production.offered(hole)
     ]
-    # Rows of two kinds are parted before anything else is tried, which would be tried again of both.
+    # Words of two kinds are parted before anything else is tried, which would be tried again of both.
     return next(([production] for production in offered if _is_settled(hole, production)), offered)
 
 
 def _is_settled(hole: Hole, production: Production) -> bool:
-    """Whether `production` parts rows, and what it saves is so much that nothing else of the whole can win."""
-    if production.family != "rows" or hole.summary.repeats:
+    """Whether `production` parts words of two kinds, and what it saves is so much that nothing else can win."""
+    stream, summary, words = hole.stream, hole.summary, hole.sample.words
+    if summary.live <= FEW:
         return False
-    op = hole.detect(Rows(production.name == "rows.zero"))
-    assert isinstance(op, Partition), "offered where it applies"
-    stream = hole.stream
-    return op.n_marked * op.row_words * op.low_bits * SETTLED >= stream.n_words * stream.width_bits
+    if production.family == "rows":
+        op = hole.detect(Rows(production.name == "rows.zero"))
+        assert isinstance(op, Partition), "offered where it applies"
+        return op.n_marked * op.row_words * op.low_bits * SETTLED >= stream.n_words * stream.width_bits
+    if production.family == "zeros" and stream.width_bits >= 32 and hole.features[6:] == (0, 0):
+        return int(np.count_nonzero((words[1:] == words[:-1]) & (words[1:] != 0))) * SETTLED < words.size
+    return False
 
 
 def _structured(hole: Hole) -> bool:
