@@ -45,6 +45,8 @@ from operators.kernels.vectors import (
     count_trailing_zeros,
     even_words,
     expand_words,
+    fetch_to_read,
+    fetch_to_write,
     high_product,
     interleave_first,
     interleave_last,
@@ -250,48 +252,85 @@ def _flip_bits(flips: Any, c: Any, some: Any, wide: Any) -> Any:
 
 
 @inlined
+def _turn(x: Any, n: Any) -> Any:
+    """Return bytes whose bits are moved up by `n` (or down), which those that the caller masks out may cross."""
+    pair = bytes_as_words(x)
+    return words_as_bytes(shift_pair(pair, pair, all_words(np.uint16(n & 15))))
+
+
+@inlined
+def _pack_part(u: Any, raw: Any, columns: Any, width: Any, offset: Any, some: Any, wide: Any) -> None:
+    """Pack `width` bits of each of the 64 x 64 bytes at `u`, from bit `offset` on, into byte rows at `raw`."""
+    n_rows = 8 * width
+    for i in range(n_rows):
+        held = all_bytes(np.uint8(0))
+        for j in range(8 // width):
+            mask = all_bytes(np.uint8(((1 << width) - 1) << width * j))
+            held |= _turn(load_bytes(u + _u64(64 * (i + n_rows * j))), width * j - offset) & mask
+        store_some_bytes(some, raw + _u64(i) * columns, packed_to_natural(held) if wide else held)
+
+
+@inlined
+def _unpack_part(u: Any, raw: Any, columns: Any, width: Any, offset: Any, some: Any, wide: Any) -> None:
+    """Inverse of `_pack_part`; other bits at `u` are kept, but for a part of 4 bits."""
+    n_rows = 8 * width
+    mask = all_bytes(np.uint8(((1 << width) - 1) << offset))
+    for i in range(n_rows):
+        held = load_some_bytes(some, raw + _u64(i) * columns)
+        if wide:
+            held = natural_to_packed(held)
+        for j in range(8 // width):
+            place = u + _u64(64 * (i + n_rows * j))
+            part = _turn(held, offset - width * j) & mask
+            store_bytes(place, part if width == 4 else part | load_bytes(place))
+
+
+@inlined
 def _pack_parts(u: Any, raw: Any, columns: Any, n_bits: Any, some: Any, wide: Any) -> None:
-    """Pack 64 x 64 fields of fewer than 8 bits at `u` into byte rows of `columns` bytes at `raw`, parts of 4, 2, 1."""
-    offset, width = _u64(0), _u64(4)
-    while width != _u64(0):
-        if n_bits & width:
-            down, up = all_words(np.uint16(offset)), all_words(np.uint16(width))
-            mask = all_bytes(np.uint8((_u64(1) << width) - _u64(1)))
-            n_rows = _u64(8) * width
-            for i in range(n_rows):
-                held = all_bytes(np.uint8(0))
-                j = i + _u64(64)
-                while j != i:
-                    j -= n_rows
-                    held = _byte_shift_up(held, up) | (_byte_shift(load_bytes(u + j * _u64(64)), down) & mask)
-                store_some_bytes(some, raw, packed_to_natural(held) if wide else held)
-                raw += columns
-            offset += width
-        width >>= _u64(1)
+    """Pack 64 x 64 fields of fewer than 8 bits at `u` into byte rows of `columns` bytes: parts of 4, 2 and 1."""
+    if n_bits & 4:
+        _pack_part(u, raw, columns, 4, 0, some, wide)
+    if n_bits & 2:
+        _pack_part(u, raw + _u64(8 * (n_bits & 4)) * columns, columns, 2, n_bits & 4, some, wide)
+    if n_bits & 1:
+        _pack_part(u, raw + _u64(8 * (n_bits & 6)) * columns, columns, 1, n_bits & 6, some, wide)
 
 
 @inlined
 def _unpack_parts(u: Any, raw: Any, columns: Any, n_bits: Any, some: Any, wide: Any) -> None:
     """Inverse of `_pack_parts`."""
-    for j in range(_u64(64)):
-        store_bytes(u + j * _u64(64), all_bytes(np.uint8(0)))
-    offset, width = _u64(0), _u64(4)
-    while width != _u64(0):
-        if n_bits & width:
-            up, down = all_words(np.uint16(offset)), all_words(np.uint16(width))
-            mask = all_bytes(np.uint8((_u64(1) << width) - _u64(1)))
-            n_rows = _u64(8) * width
-            for i in range(n_rows):
-                held = load_some_bytes(some, raw)
-                if wide:
-                    held = natural_to_packed(held)
-                for j in range(i, _u64(64), n_rows):
-                    place = u + j * _u64(64)
-                    store_bytes(place, load_bytes(place) | _byte_shift_up(held & mask, up))
-                    held = _byte_shift(held, down)
-                raw += columns
-            offset += width
-        width >>= _u64(1)
+    if n_bits & 4:
+        _unpack_part(u, raw, columns, 4, 0, some, wide)
+    else:
+        for j in range(64):
+            store_bytes(u + _u64(64 * j), all_bytes(np.uint8(0)))
+    if n_bits & 2:
+        _unpack_part(u, raw + _u64(8 * (n_bits & 4)) * columns, columns, 2, n_bits & 4, some, wide)
+    if n_bits & 1:
+        _unpack_part(u, raw + _u64(8 * (n_bits & 6)) * columns, columns, 1, n_bits & 6, some, wide)
+
+
+@inlined
+def _fetch_words(words: Any, rows: Any, first: Any, columns: Any, pair: Any, to_write: Any) -> None:
+    """Prefetch, as one of the ``columns / 2`` parts of a tile's words, two rows of 64 columns."""
+    n_bytes = item_bytes(words)
+    for j in range(2 * (pair & 31), 2 * (pair & 31) + 2):
+        place = (np.int64(rows[first + j]) * columns + 2 * (pair & ~31)) * n_bytes
+        for line in range(n_bytes):
+            if to_write:
+                fetch_to_write(address(words) + _u64(place + 64 * line))
+            else:
+                fetch_to_read(address(words) + _u64(place + 64 * line))
+
+
+@inlined
+def _fetch_raw(block: Any, n_raw: Any, pair: Any, to_write: Any) -> None:
+    """Prefetch, as one of the ``columns / 2`` parts of a block of raw bits, its share."""
+    for place in range(16 * n_raw * pair, 16 * n_raw * (pair + 1), 64):
+        if to_write:
+            fetch_to_write(block + _u64(place))
+        else:
+            fetch_to_read(block + _u64(place))
 
 
 @inlined
@@ -351,7 +390,7 @@ def _split(
                 raws = (y & all_bytes(np.uint8(low_mask))) | (_byte_shift(y, distance) & all_bytes(np.uint8(sign_bit)))
             store_bytes(x + _packed_row(j) * _u64(64), symbols)
             store_bytes(u + j * _u64(64), raws)
-        _pack_parts(u, raw + rest * _u64(8) * columns + c, columns, n_raw - rest, some, wide)
+        _pack_parts(u, raw + rest * _u64(8) * columns + c, columns, np.int64(n_raw - rest), some, wide)
         # Byte 16 q + i of a row is column 8 q + i, or 32 + 8 q + i - 8, in packed order.
         part, high = (_u64(8), _u64(32)) if wide else (_u64(16), _u64(8))
         for q in range(_u64(4)):
@@ -386,7 +425,7 @@ def _merge(
             source = xt + c * _u64(64) + q * _u64(16)
             to = x + q * _u64(1024)
             transpose(source, source + high * _u64(64), part * _u64(64), to, to + _u64(512))
-        _unpack_parts(u, raw + rest * _u64(8) * columns + c, columns, n_raw - rest, some, wide)
+        _unpack_parts(u, raw + rest * _u64(8) * columns + c, columns, np.int64(n_raw - rest), some, wide)
         flipped = load_some_bytes(some, flips + c)
         if wide:
             flipped = natural_to_packed(flipped)
@@ -669,6 +708,9 @@ def encode_tiles(
             table = address(tables) + _u64(
                 _table(scale, column_order[2 * pair], column_scales, levels, n_tables) * ENCODER_BYTES
             )
+            if tile != 0:
+                _fetch_words(words, rows, (tile - 1) * LANES, columns, pair, False)
+                _fetch_raw(to - _u64(block), n_raw, pair, True)
             live = load_bytes(table + _u64(_E_SYMBOLS))
             column = _u64(column_order[2 * pair + 1])
             symbols = pick_byte(live, load_bytes(xt + column * _u64(64)))
@@ -859,6 +901,7 @@ def decode_tiles(
     for tile in range(tile_scales.size):
         scale = np.int64(tile_scales[tile])
         first = _u64(tile * LANES)
+        source = address(payload) + _u64(raw_at + tile * block)
         high, low, high_b, low_b = _load_states(group)
         odd_high, odd_low, odd_high_b, odd_low_b = _load_states(group_b)
         for pair in range(columns >> 1):
@@ -873,6 +916,8 @@ def decode_tiles(
             table = address(tables) + _u64(
                 _table(scale, column_order[2 * pair], column_scales, levels, n_tables) * DECODER_BYTES
             )
+            _fetch_words(words, rows, tile * LANES, columns, pair, True)
+            _fetch_raw(source, n_raw, pair, False)
             if not two:
                 high, low, high_b, low_b = odd_high, odd_low, odd_high_b, odd_low_b
             column = _u64(column_order[2 * pair])
@@ -900,7 +945,6 @@ def decode_tiles(
         _store_states(group_b, odd_high, odd_low, odd_high_b, odd_low_b)
         if moved and p > safe:
             return np.int64(-1), n_escapes
-        source = address(payload) + _u64(raw_at + tile * block)
         if is_last and tile == tile_scales.size - 1:
             n_seeded = min(2 * states.size, block)
             if not _put_seeds(states, n_seeded, last_block + _u64(block - n_seeded)):

@@ -227,6 +227,18 @@ def item_bytes(typing: Any, array: Any) -> Any:
     return types.int64(array), lambda context, builder, sig, args: ir.IntType(64)(n_bytes)
 
 
+def _prefetch(to_write: bool) -> Any:
+    def emit(builder: Any, address: Any) -> None:
+        pointer, number = _at(builder, address, ir.IntType(8)), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(fetch, [pointer, number(int(to_write)), number(2), number(1)])
+
+    return _define(types.void, [types.uint64], emit)
+
+
+# The line of an address, any address, is brought into the second level of the cache.
+fetch_to_read, fetch_to_write = _prefetch(False), _prefetch(True)
 load_bytes, load_words = _load(BYTES), _load(WORDS)
 store_bytes, store_words = _store(BYTES), _store(WORDS)
 load_byte, load_word = _load(types.uint8), _load(types.uint16)
