@@ -1,7 +1,8 @@
 """The grammar of the search: what may fill a hole, when it is offered, and with which parameters.
 
-A `Production` offers a step to the holes that its detector admits, the best of a sweep where it has
-parameters. What cannot apply is never offered, and so never costs an expansion.
+A `Production` offers a step to the holes that its detectors admit, the best of a sweep where it has
+parameters. What cannot apply is never offered, and so never costs an expansion. Most detectors see of a hole
+no more than its `look`: what they say is remembered for all holes that look the same.
 
 Maps of words above an entropy-coded literal change nothing, so an offset is offered only where a literal is
 bit-packed, and zigzag only under a scan. The other maps of the language have never won on real tensors and
@@ -10,7 +11,7 @@ are not offered at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -39,7 +40,7 @@ DEAD = -1
 """For the low bits of a float split: those that are the same in all words."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Production:
     """One rule of the grammar.
 
@@ -50,9 +51,11 @@ class Production:
     family : str
         What `SearchOptions.disable` may name instead.
     offered : callable
-        Detector: whether the rule can apply to a hole.
+        Detector: whether the rule can apply to a hole, by its `look` alone.
     step : callable
         Returns the step for a hole, or None where a sweep finds none.
+    applies : callable or None
+        A second detector, which may look at words and counts.
     certain : bool
         Exact structure, read off the whole words: tried before anything that only may help.
     order0 : bool
@@ -64,6 +67,7 @@ class Production:
     family: str
     offered: Detector
     step: Maker
+    applies: Detector | None = None
     certain: bool = False
 
     @property
@@ -71,7 +75,13 @@ class Production:
         return self.family in ("float", "cut", "planes", "map", "dictionary")
 
 
-def offers(hole: Hole, depth: int, disable: frozenset[str] = frozenset()) -> list[Production]:
+Offered: TypeAlias = tuple[Production, ...]
+_MENUS: dict[tuple[object, ...], tuple[Offered, bool]] = {}
+_MAX_MENUS = 1 << 14
+_PARTING = ("rows", "zeros")
+
+
+def offers(hole: Hole, depth: int, disable: frozenset[str] = frozenset()) -> Offered:
     """Return the productions that may fill `hole`, in the order of the catalogue.
 
     Parameters
@@ -82,8 +92,25 @@ def offers(hole: Hole, depth: int, disable: frozenset[str] = frozenset()) -> lis
     disable : frozenset of str
         Names and families that are not offered.
     """
+    key = (hole.look, depth, disable)
+    menu = _MENUS.get(key)
+    if menu is None:
+        if len(_MENUS) >= _MAX_MENUS:
+            _MENUS.clear()
+        offered = tuple(menu_of(hole, depth, disable))
+        menu = _MENUS[key] = offered, any(production.applies is not None for production in offered)
+    offered, has_more_to_see = menu
+    if not has_more_to_see:
+        return offered
+    offered = tuple([one for one in offered if one.applies is None or one.applies(hole)])
+    # Words of two kinds are parted before anything else is tried, which would be tried again of both.
+    return next(((one,) for one in offered if one.family in _PARTING and _is_settled(hole, one)), offered)
+
+
+def menu_of(hole: Hole, depth: int, disable: frozenset[str]) -> Iterator[Production]:
+    """Yield the productions that are offered to all holes with the look of `hole` to which they apply."""
     if hole.stream.n_words < 2:
-        return []
+        return
     if hole.summary.live == 1:
         # Where the sample is constant but the words are not, the rest of the catalogue follows.
         catalogue = PRODUCTIONS if not hole.exact else (CONSTANT,)
@@ -91,13 +118,9 @@ def offers(hole: Hole, depth: int, disable: frozenset[str] = frozenset()) -> lis
         catalogue = PRODUCTIONS if hole.is_float else _NOT_FLOAT
     if hole.closed or hole.depth >= depth:
         catalogue = (CONSTANT,)
-    offered = [
-        production
-        for production in catalogue
-        if production.name not in disable and production.family not in disable and production.offered(hole)
-    ]
-    # Words of two kinds are parted before anything else is tried, which would be tried again of both.
-    return next(([production] for production in offered if _is_settled(hole, production)), offered)
+    for production in catalogue:
+        if production.name not in disable and production.family not in disable and production.offered(hole):
+            yield production
 
 
 def _is_settled(hole: Hole, production: Production) -> bool:
@@ -121,15 +144,20 @@ def _structured(hole: Hole) -> bool:
     return hole.exact and (hole.features[1] > 0 or hole.stream.width_bits > 16)
 
 
-def _applies(step: Step, *not_below: str) -> Detector:
-    """Return a detector: whether `step` applies to all words of a hole, which no step `not_below` has made."""
+def _detects(step: Step) -> Detector:
+    return lambda hole: hole.detect(step) is not None
 
-    def offered(hole: Hole) -> bool:
-        if not _structured(hole) or hole.tag.startswith(not_below):
-            return False
-        return hole.detect(step) is not None
 
-    return offered
+def _exact(name: str, family: str, step: Step, not_below: tuple[str, ...] = ()) -> Production:
+    """Return the production of a `step` that applies to all words of a hole, which no step `not_below` has made."""
+    return Production(
+        name,
+        family,
+        lambda hole: _structured(hole) and not hole.tag.startswith(not_below),
+        _always(step),
+        _detects(step),
+        certain=True,
+    )
 
 
 def _divisible(hole: Hole) -> bool:
@@ -149,18 +177,17 @@ def _constant(hole: Hole) -> bool:
     return hole.exact or hole.tag == "root" or hole.literal.encoding != "huffman"
 
 
-def _saturated(hole: Hole) -> bool:
-    """Whether the sample shows all words there are, and they are few.
+def _uncoded(hole: Hole) -> bool:
+    """Whether no entropy code names the words as well as indices would."""
+    return hole.stream.width_bits > 4 and (hole.tag == "root" or hole.literal.encoding not in ("huffman", "rans"))
 
-    An entropy-coded field is left alone: its code names the words as well as indices would.
-    """
+
+def _saturated(hole: Hole) -> bool:
+    """Whether the sample shows all words there are, and they are few."""
     summary = hole.summary
-    width = hole.stream.width_bits
     return (
-        width > 4
-        and (hole.tag == "root" or hole.literal.encoding not in ("huffman", "rans"))
-        and 1 < summary.live <= min(MAX_DICTIONARY, summary.n_words // 4)
-        and 4 * summary.live < 1 << width
+        1 < summary.live <= min(MAX_DICTIONARY, summary.n_words // 4)
+        and 4 * summary.live < 1 << hole.stream.width_bits
         and (hole.exact or 8 * summary.chao <= 9 * summary.live)
     )
 
@@ -170,25 +197,21 @@ def _codeless(hole: Hole) -> bool:
     return hole.literal.encoding == "bitpack" or (hole.literal.encoding == "raw" and hole.tag.startswith("scan"))
 
 
-def _zeros(hole: Hole) -> bool:
+def _has_zeros(hole: Hole) -> bool:
     """Whether enough words are zero, but not all, and a code of whole words could not make use of it."""
-    n, width_bits = hole.summary.n_words, hole.stream.width_bits
-    if hole.summary.live <= FEW or width_bits < 16 or not (hole.is_float or width_bits > 16):
+    if hole.summary.live <= FEW:
         return False
+    n = hole.summary.n_words
     n_zeros = n - int(np.count_nonzero(hole.sample.words))
     return n < MASKED * n_zeros and n_zeros * MASKED < (MASKED - 1) * n
 
 
-def _rows(step: Rows) -> Detector:
-    return lambda hole: _structured(hole) and hole.stream.width_bits >= 16 and hole.detect(step) is not None
-
-
-def _dealt(hole: Hole) -> bool:
-    """Whether words that are no floats, or parts of numbers, differ by where they stand."""
+def _is_dealt(hole: Hole) -> bool:
+    """Whether words are no floats, or parts of numbers, and so may differ by where they stand."""
     dtype = hole.setting.dtype
-    if hole.tag != "root" or hole.features[0] == FLAT or (hole.is_float and dtype.element_bits == dtype.word_bits):
-        return False
-    return hole.detect(Turns()) is not None
+    return (
+        hole.tag == "root" and hole.features[0] < FLAT and not (hole.is_float and dtype.element_bits == dtype.word_bits)
+    )
 
 
 def _deal(hole: Hole) -> Step | None:
@@ -196,8 +219,8 @@ def _deal(hole: Hole) -> Step | None:
     return Turns(op.widths) if isinstance(op, Deal) else None
 
 
-def _ramp(hole: Hole) -> bool:
-    words = hole.whole() if hole.stream.n_words >= 3 and _structured(hole) else None
+def _is_ramp(hole: Hole) -> bool:
+    words = hole.whole()
     return words is not None and bool(is_ramp(words))
 
 
@@ -223,8 +246,11 @@ def _trailing(hole: Hole) -> int:
     return (varying & -varying).bit_length() - 1
 
 
-def _float_offered(top_bits: int, low_bits: int) -> Detector:
-    return lambda hole: _float_widths(hole, top_bits, low_bits) is not None
+def _float(top_bits: int, low_bits: int) -> Production:
+    name, split = _float_name(top_bits, low_bits), _float_split(top_bits, low_bits)
+    if low_bits == DEAD:
+        return Production(name, "float", lambda hole: hole.is_float, split, lambda hole: split(hole) is not None)
+    return Production(name, "float", lambda hole: split(hole) is not None, split)
 
 
 def _float_split(top_bits: int, low_bits: int) -> Maker:
@@ -289,18 +315,27 @@ TAIL, HEAD = Ends(at_start=False), Ends(at_start=True)
 CONSTANT = Production("const", "const", _constant, _always(Constant()), certain=True)
 PRODUCTIONS: tuple[Production, ...] = (
     CONSTANT,
-    Production("ramp", "ramp", _ramp, _always(Delta(ScanAdd, by_row=False)), certain=True),
-    Production("repeat", "repeat", _applies(Period()), _always(Period()), certain=True),
-    Production("tail", "ends", _applies(TAIL, "tail"), _always(TAIL), certain=True),
-    Production("head", "ends", _applies(HEAD, "tail", "head"), _always(HEAD), certain=True),
+    Production(
+        "ramp", "ramp", lambda hole: hole.stream.n_words >= 3 and _structured(hole),
+        _always(Delta(ScanAdd, by_row=False)), _is_ramp, certain=True,
+    ),
+    _exact("repeat", "repeat", Period()),
+    _exact("tail", "ends", TAIL, ("tail",)),
+    _exact("head", "ends", HEAD, ("tail", "head")),
     *(
-        Production(step.label, "rows", _rows(step), _always(step), certain=True)
+        Production(
+            step.label, "rows", lambda hole: _structured(hole) and hole.stream.width_bits >= 16,
+            _always(step), _detects(step), certain=True,
+        )
         for step in (Rows(all_bits=True), Rows(all_bits=False))
     ),
-    Production("zeros", "zeros", _zeros, _always(Zeros()), certain=True),
-    Production("deal", "deal", _dealt, _deal, certain=True),
+    Production(
+        "zeros", "zeros", lambda hole: hole.stream.width_bits > 15 + (not hole.is_float), _always(Zeros()), _has_zeros,
+        certain=True,
+    ),
+    Production("deal", "deal", _is_dealt, _deal, _detects(Turns()), certain=True),
     *(
-        Production(_float_name(top, low), "float", _float_offered(top, low), _float_split(top, low))
+        _float(top, low)
         for top, low in (
             (0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (2, 8), (0, 16), (2, 16), (3, 16), (2, DEAD),
         )
@@ -313,7 +348,7 @@ PRODUCTIONS: tuple[Production, ...] = (
     Production("bits", "planes", _divides(2, 4, 1), _planes(1)),
     Production("unpack.4", "unpack", _divides(8, 64, 4), _always(Narrow(4))),
     Production("unpack.8", "unpack", _divides(9, 64, 8), _always(Narrow(8))),
-    Production("dictionary", "dictionary", _saturated, _always(Lookup())),
+    Production("dictionary", "dictionary", _uncoded, _always(Lookup()), _saturated),
     *(
         Production(step.label, "scan", _scannable(step), _always(step))
         for step in (

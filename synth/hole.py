@@ -215,6 +215,21 @@ class Hole:
             self.source = self.setting.known.cut_out(self.source)
         return self.source
 
+    @property
+    def look(self) -> tuple[object, ...]:
+        """What most detectors see of this hole: all but its words and counts."""
+        stream, dtype = self.stream, self.setting.dtype.name
+        return (
+            dtype, self.tag, stream.width_bits, self.features, stream.n_words, self.columns, self.depth, self.is_float,
+            self.exact, self.closed, self.region is None, self.literal.encoding, self.summary.live == 1,
+        )  # fmt: skip
+
+    def take(self, edge: Edge) -> None:
+        """Make `edge`, which is cheaper, the root of the best program; the edge above costs less by that."""
+        if self.parent is not None:
+            self.parent.cost_q8 -= self.best_q8 - edge.cost_q8
+        self.best_q8, self.best_edge = edge.cost_q8, edge
+
     def whole(self) -> Words | None:
         """Return all words, or None where only a sample is at hand."""
         if self.region is not None:
@@ -255,6 +270,8 @@ class Edge:
     children : sequence of Hole
     prior_q10 : int
         What the prior took this step for, -log2 p.
+    cost_q8 : int
+        Cost of the best program that begins with this step.
     """
 
     hole: Hole
@@ -263,8 +280,7 @@ class Edge:
     overhead_q8: int
     children: Sequence[Hole]
     prior_q10: int
+    cost_q8: int = field(init=False)
 
-    @property
-    def cost_q8(self) -> int:
-        """Cost of the best program that begins with this step."""
-        return self.overhead_q8 + sum(child.best_q8 for child in self.children)
+    def __post_init__(self) -> None:
+        self.cost_q8 = self.overhead_q8 + sum([child.best_q8 for child in self.children])

@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from operators.errors import FormatError, UnsupportedError
 from synth.hole import Hole
@@ -35,8 +35,26 @@ MERGE_OFFERS: Final = 16
 MAX_BYTES: Final = 16 << 20
 MAX_COUNT: Final = 1 << 40
 
+MAX_RANKED: Final = 1 << 14
+"""Looks of holes that are remembered."""
+
 Counts: TypeAlias = tuple[int, int, int]
 """Offers, wins, and the parts of the literal saved by the wins, each in 1/1024, summed up."""
+
+
+class Rule(Protocol):
+    """What a prior sees of a production."""
+
+    @property
+    def name(self) -> str:
+        """What is counted."""
+
+    @property
+    def certain(self) -> bool:
+        """Whether there is nothing to expect: it is known."""
+
+
+R = TypeVar("R", bound=Rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +112,7 @@ class Prior:
     evidence: Mapping[str, Mapping[str, Counts]]
     provenance: tuple[Mapping[str, Any], ...] = ()
     informed: bool = True
-    _beliefs: dict[tuple[str, str], Belief] = field(default_factory=dict, repr=False)
+    _ranked: dict[tuple[object, ...], list[tuple[Belief, Any]]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def uniform(cls) -> Prior:
@@ -107,17 +125,26 @@ class Prior:
         """Return the prior that comes with the package, learned by `synth.learn`."""
         return cls.load(resources.files("synth").joinpath("prior.json").read_bytes())
 
+    def ranked(self, hole: Hole, rules: tuple[R, ...]) -> list[tuple[Belief, R]]:
+        """Return `rules` with what is expected of them at `hole`, the least likely first, of equals the last.
+
+        The list is shared: it is not to be changed.
+        """
+        key = (hole.setting.dtype.name, hole.tag, hole.stream.width_bits, hole.features, rules)
+        ranked = self._ranked.get(key)
+        if ranked is None:
+            if len(self._ranked) >= MAX_RANKED:
+                self._ranked.clear()
+            names = contexts(hole)
+            ranked = [(CERTAIN if rule.certain else self.belief(names, rule.name), rule) for rule in rules]
+            ranked.reverse()
+            ranked.sort(key=lambda entry: entry[0].bits_q10, reverse=True)
+            self._ranked[key] = ranked
+        return ranked
+
     def belief(self, names: tuple[str, ...], production: str) -> Belief:
         """Return what is expected of a production at a hole with the contexts `names`."""
-        if not self.informed:
-            return _IGNORANT
-        key = (names[0], production)
-        belief = self._beliefs.get(key)
-        if belief is None:
-            if len(self._beliefs) > 1 << 16:
-                self._beliefs.clear()
-            belief = self._beliefs[key] = self._derive(names, production)
-        return belief
+        return self._derive(names, production) if self.informed else _IGNORANT
 
     def _derive(self, names: tuple[str, ...], production: str) -> Belief:
         chance, gain = BASE_Q20, BASE_GAIN_Q10

@@ -26,7 +26,7 @@ from synth.cost import BYTE_Q8
 from synth.grammar import Production, offers
 from synth.hole import Edge, Hole
 from synth.options import SearchOptions
-from synth.prior import CERTAIN, Belief, Prior, contexts
+from synth.prior import Belief, Prior
 from synth.sample import Sample
 from synth.template import Template, template_of
 
@@ -210,7 +210,7 @@ class Search:
         before = self.root.best_q8
         above: Edge | None = edge
         while above is not None and _is_better(above):
-            above.hole.best_q8, above.hole.best_edge = above.cost_q8, above
+            above.hole.take(above)
             above = above.hole.parent
         if above is edge:
             return
@@ -226,24 +226,23 @@ class Search:
         """Queue what may be tried at `hole` and has not been."""
         options = self.options
         depth = min(options.depth, 1) if options.order == "depth1" else options.depth
-        tried = {edge.name for edge in hole.edges} | set(hole.refused)
-        names = contexts(hole)
-        left = []
-        for index, production in enumerate(offers(hole, depth, self._disable)):
-            if production.name in tried:
-                continue
-            belief = CERTAIN if production.certain else self._prior.belief(names, production.name)
-            tie = index if self._shuffle is None else _shuffled(self._shuffle, hole.tag, production.name)
-            left.append((belief.bits_q10, tie, belief, production))
+        left = self._prior.ranked(hole, offers(hole, depth, self._disable))
+        if hole.edges or hole.refused:
+            tried = {edge.name for edge in hole.edges} | set(hole.refused)
+            left = [entry for entry in left if entry[1].name not in tried]
         if not left:
             return
         if isinstance(hole.source, Sample) and hole is not self.root:
             if self.held_bytes + hole.source.words.nbytes > options.max_held_bytes:
                 return
             self.held_bytes += hole.source.words.nbytes
-        left.sort(key=lambda entry: entry[:2], reverse=True)
+        if self._shuffle is None:
+            left = left.copy()
+        else:
+            seed = self._shuffle
+            left = sorted(left, key=lambda one: (one[0].bits_q10, _shuffled(seed, hole.tag, one[1].name)), reverse=True)
         self._serial += 1
-        self._push(_Open(hole, self._serial, [(belief, production) for _, _, belief, production in left]))
+        self._push(_Open(hole, self._serial, left))
 
     def _push(self, item: _Open) -> None:
         heapq.heappush(self._queue, (self._key(item, forced_q8(item.hole)), item.serial, item))

@@ -17,7 +17,7 @@ from operators.program import LIT, parse
 from operators.run import encode
 from operators.words import Words, dtype_of
 from synth import Prior
-from synth.grammar import PRODUCTIONS
+from synth.grammar import PRODUCTIONS, menu_of, offers
 from synth.hole import Setting
 from synth.search import SATISFIED_Q8, Search, forced_q8
 from synth.structured import Structured, bf16, structured
@@ -233,9 +233,22 @@ def test_costs_of_the_graph_add_up() -> None:
             assert hole.best_q8 == hole.literal.bits_q8
         else:
             assert hole.best_q8 == hole.best_edge.cost_q8 < hole.literal.bits_q8
+        for edge in hole.edges:
+            assert edge.cost_q8 == edge.overhead_q8 + sum(child.best_q8 for child in edge.children)
     traced = [step.cost_q8 for step in found.improvements]
     assert all(later < earlier for earlier, later in itertools.pairwise(traced))
     assert traced[-1] == found.root.best_q8
+
+
+@pytest.mark.parametrize("tensor", [*structured(1 << 12, 8)][::3], ids=lambda tensor: tensor.name)
+def test_what_a_detector_says_of_a_look_holds_for_all_holes_of_it(tensor: Structured) -> None:
+    setting = Setting(dtype_of(tensor.dtype), 1024, 2048)
+    found = Search(setting.root(tensor.words, tensor.columns), options())
+    found.run(Prior.uniform(), 100)
+    for hole in found.holes:
+        seen = [one for one in menu_of(hole, options().depth, frozenset()) if one.applies is None or one.applies(hole)]
+        offered = offers(hole, options().depth)
+        assert offered == tuple(seen) or (len(offered) == 1 and offered[0] in seen)
 
 
 def test_the_graph_is_released() -> None:
