@@ -68,6 +68,13 @@ def test_rows_and_columns_of_extreme_scales() -> None:
         assert_same(replace(case, scales=scales, frequencies=[(64,) * 64] * BF16.n_tables))
 
 
+def test_a_field_far_above_the_top_is_an_escape() -> None:
+    """Sixteen bits of field: the difference to the top wraps to a symbol."""
+    g = oracle.Geometry(16, 0, 2, 0, 0, 1)
+    words = np.arange(65536 - 30, 65536 + 34).astype("<u2").repeat(4)
+    assert_same(Case(words, oracle.Scales([0] * 64, [0] * 4, [0] * 4, [0] * 4, 0), [(64,) * 64], g))
+
+
 @pytest.mark.parametrize("frequency", [1, 15, 16, 2048, 4095])
 def test_the_rarest_and_the_most_frequent_symbols(frequency: int) -> None:
     g = oracle.Geometry(8, 0, 8, 0, 0, 1)
