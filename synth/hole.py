@@ -80,13 +80,16 @@ class Setting:
     exact_words: int
     probe: LzProbe = field(default_factory=LzProbe)
     known: Known = field(default_factory=Known)
+    conditioned: dict[tuple[int, int, int, int], tuple[object, list[int]]] = field(default_factory=dict)
+    """Costs of conditioned leaves, by the id of a hole, which the value keeps alive, and the condition."""
 
     def root(self, words: Words, columns: int) -> Hole:
         """Return the hole of a whole region, whose rows have `columns` words (0 for none)."""
         width_bits = words.dtype.itemsize * 8
         sample = take_sample(words, width_bits, columns, self.sample_words, self.exact_words)
         is_float = self.dtype.exponent_bits > 0 and self.dtype.word_bits == width_bits
-        return Hole(self, sample, "root", 0, region=lambda: words, is_float=is_float)
+        region: Region = lambda: words  # noqa: E731
+        return Hole(self, sample, "root", 0, region=region, is_float=is_float, origin=(region, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,11 @@ class Hole:
     region : callable, optional
         Gives the whole words of a hole that is only sampled, so that exact structure is looked for in them.
     is_float : bool
-        Whether the words are still those of the tensor, with its sign, exponent and mantissa.
+        Whether the words still have sign, exponent and mantissa on top.
+    layout : Dtype, optional
+        Of the words, where they are the upper part of the tensor's; that of the tensor otherwise.
+    origin : (callable, int), optional
+        Gives whole words that hold those of this hole, and the bit at which they start in them.
     closed : bool
         Whether no production is offered: the first words of a scan, the values of a dictionary.
 
@@ -147,8 +154,8 @@ class Hole:
 
     __slots__ = (
         "best_edge", "best_q8", "closed", "columns", "cut_order", "depth", "detected", "edges", "exact", "features",
-        "is_float", "literal", "parent", "path_q10", "plain_q8", "refused", "region", "setting", "source", "stream",
-        "summary", "tag",
+        "is_float", "layout", "literal", "origin", "parent", "path_q10", "plain_q8", "refused", "region", "setting",
+        "source", "stream", "summary", "tag",
     )  # fmt: skip
 
     def __init__(
@@ -161,6 +168,8 @@ class Hole:
         region: Region | None = None,
         is_float: bool = False,
         closed: bool = False,
+        layout: Dtype | None = None,
+        origin: tuple[Region, int] | None = None,
     ) -> None:
         if isinstance(source, Field) and source.width_bits > NARROW_BITS:
             source = setting.known.cut_out(source)
@@ -170,6 +179,8 @@ class Hole:
         self.depth = depth
         self.is_float = is_float
         self.closed = closed
+        self.layout = layout or setting.dtype
+        self.origin = origin
         self.parent: Edge | None = None
         self.path_q10 = 0
         if isinstance(source, Field):
@@ -221,7 +232,8 @@ class Hole:
         stream, dtype = self.stream, self.setting.dtype.name
         return (
             dtype, self.tag, stream.width_bits, self.features, stream.n_words, self.columns, self.depth, self.is_float,
-            self.exact, self.closed, self.region is None, self.literal.encoding, self.summary.live == 1,
+            self.layout.mantissa_bits, self.exact, self.closed, self.region is None, self.literal.encoding,
+            self.summary.live == 1,
         )  # fmt: skip
 
     def take(self, edge: Edge) -> None:

@@ -24,7 +24,7 @@ from operators.ops.merge import Merge
 from operators.ops.repeat import Repeat
 from operators.ops.scan import ScanAdd, ScanXor
 from operators.ops.unpack import Unpack
-from operators.words import Words
+from operators.words import Dtype, Words
 from synth.cost import node_q8
 from synth.features import count_distinct
 from synth.hole import Field, Hole, Region
@@ -87,6 +87,8 @@ class Split(Step):
     fixed = True
     widths: tuple[int, ...]
     label: str
+    keeps_float: bool = False
+    """Whether the uppermost field has sign, exponent and the top of the mantissa."""
 
     def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
         return Merge(self.widths)
@@ -96,9 +98,24 @@ class Split(Step):
         shift = 0
         for slot, width in enumerate(self.widths):
             field = Field(hole.sample, shift, width)
-            children.append(Hole(hole.setting, field, self._tag(slot), hole.depth + 1))
+            origin = None if hole.origin is None else (hole.origin[0], hole.origin[1] + shift)
+            is_float = self.keeps_float and slot == len(self.widths) - 1
+            layout = _upper(hole.layout, shift) if is_float else None
+            children.append(
+                Hole(
+                    hole.setting, field, self._tag(slot), hole.depth + 1,
+                    is_float=is_float, layout=layout, origin=origin,
+                )
+            )  # fmt: skip
             shift += width
         return node_q8(Merge(self.widths)), children
+
+
+@functools.cache
+def _upper(layout: Dtype, shift: int) -> Dtype:
+    """Return the layout of floats without their low `shift` bits."""
+    bits = layout.word_bits - shift
+    return Dtype(layout.name, bits, bits, layout.exponent_bits, layout.mantissa_bits - shift)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ import numpy as np
 
 from operators.base import Operator, Stream
 from operators.errors import FormatError
+from operators.literals.scaled import Scaled
 from operators.program import LIT, Literal, Node
 from operators.words import Words, container
+from synth.conditioned import Condition
 from synth.cost import exact_literal
 from synth.features import FLAT, NARROW_BITS
 from synth.grammar import CONSTANT
@@ -116,13 +118,20 @@ def weigh(hole: Hole, template: Template | None, *, exact: bool = False) -> Weig
     if template is None or expansion is None:
         return literal
     cost_q8, holes = expansion
+    encoding = ""
+    if isinstance(template.step, Condition):
+        encoding = Scaled.name
+        exact_q8 = template.step.exact_q8(hole.sample.words, hole.stream, hole.columns) if exact else cost_q8
+        if exact_q8 is None:
+            return literal
+        cost_q8 = exact_q8
     children = tuple(weigh(child, below, exact=exact) for child, below in zip(holes, template.children, strict=True))
     cost_q8 += sum(child.cost_q8 for child in children)
     part = 0 if hole.exact or template.step is None else template.step.part
     if cost_q8 >= literal_q8 - (literal_q8 // part if part else 0):
         return literal
     pruned = Template(template.name, template.step, tuple(child.template for child in children), template.prior_q10)
-    return Weighed(pruned, hole.tag, hole.stream, cost_q8, "", children)
+    return Weighed(pruned, hole.tag, hole.stream, cost_q8, encoding, children)
 
 
 def _settled(hole: Hole, literal_q8: int, encoding: str) -> Template | None:
@@ -170,6 +179,8 @@ def fit(
     if template.step is None:
         return Node(Literal(template.name))
     step = template.step
+    if isinstance(step, Condition):
+        return Node(step.leaf(stream, columns))
     op = detected[step] if detected and step in detected else step.operator(words, stream, columns)
     if op is None:
         rest = None if step.without is None else template.children[step.without]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, fields
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from operators.base import Operator, Stream
+from operators.base import Conditioned, Operator, Stream
 from operators.errors import ArchiveError
 from operators.words import DTYPES, Words, container, mask_of
 from tests.checkpoints import Tensor
@@ -96,6 +96,18 @@ def applications(operator: type[Operator], case: Case) -> Iterator[Operator]:
             continue
         if op.targets(words, stream) is not None:
             yield op
+
+
+def conditions(encoding: type[Conditioned], stream: Stream) -> Iterator[Conditioned]:
+    """Yield instances of a conditioned encoding that fit `stream`: every combination of a few small numbers."""
+    choices = ((2, 6, 16), (0, 1, 3), (0, 1, 2), (0, 1, 2), (0, 1, 2), (0, 3))
+    for params in product(*choices[: len(fields(encoding))]):  # type: ignore[arg-type]
+        one = encoding.from_params(params)
+        try:
+            one.check(stream)
+        except ArchiveError:
+            continue
+        yield one
 
 
 def _choices(words: Words, stream: Stream) -> list[tuple[int, ...]]:

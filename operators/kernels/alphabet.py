@@ -49,7 +49,7 @@ def peek(buffer: Any, bit: Any) -> Any:
 
 
 @inlined
-def _put(out: Any, bit: Any, value: Any, n_bits: Any) -> Any:
+def put_bits(out: Any, bit: Any, value: Any, n_bits: Any) -> Any:
     """Write the low `n_bits` (at most 56) of `value` at `bit` of the zeroed `out`; return the bit after them."""
     at = np.uint64(bit >> 3)
     keep = (np.uint64(1) << np.uint64(n_bits)) - np.uint64(1)
@@ -58,20 +58,22 @@ def _put(out: Any, bit: Any, value: Any, n_bits: Any) -> Any:
 
 
 @inlined
-def _golomb_bits(order: Any, value: Any) -> Any:
+def golomb_bits(order: Any, value: Any) -> Any:
+    """Return the bits of EG(order, value)."""
     return 2 * bit_length(value + (1 << order)) - 1 - order
 
 
 @inlined
-def _put_golomb(out: Any, bit: Any, order: Any, value: Any) -> Any:
+def put_golomb(out: Any, bit: Any, order: Any, value: Any) -> Any:
+    """Write EG(order, value) at `bit` of the zeroed `out`; return the bit after it."""
     u = value + (1 << order)
     zeros = bit_length(u) - 1 - order
-    bit = _put(out, bit, 1 << zeros, zeros + 1)
-    return _put(out, bit, u, zeros + order)
+    bit = put_bits(out, bit, 1 << zeros, zeros + 1)
+    return put_bits(out, bit, u, zeros + order)
 
 
 @inlined
-def _take_golomb(buffer: Any, bit: Any, order: Any) -> Any:
+def take_golomb(buffer: Any, bit: Any, order: Any) -> Any:
     """Return (value, bit after it); the value is -1 where the code is longer than any that is written."""
     bits = peek(buffer, bit)
     zeros = 0
@@ -85,7 +87,8 @@ def _take_golomb(buffer: Any, bit: Any, order: Any) -> Any:
 
 
 @inlined
-def _zigzag(value: Any) -> Any:
+def zigzag(value: Any) -> Any:
+    """Return 0, -1, 1, -2 ... as 0, 1, 2, 3 ..."""
     return 2 * value if value >= 0 else -2 * value - 1
 
 
@@ -110,39 +113,39 @@ def put_table(
         n_bits = np.int64(0)
         previous = np.int64(-1)
         for i in range(m):
-            n_bits += _golomb_bits(k, symbols[i] - previous - 1)
+            n_bits += golomb_bits(k, symbols[i] - previous - 1)
             previous = symbols[i]
         if n_bits < best:
             order, best = k, n_bits
     difference_bits = np.int64(0)
     previous = np.int64(0)
     for i in range(m):
-        difference_bits += _golomb_bits(0, _zigzag(levels[i] - previous))
+        difference_bits += golomb_bits(0, zigzag(levels[i] - previous))
         previous = levels[i]
     differences = difference_bits < 4 * m
-    bit = _put(out, 0, order, 4)
-    bit = _put(out, bit, 1 if differences else 0, 1)
-    bit = _put_golomb(out, bit, _M_ORDER, m - 1)
+    bit = put_bits(out, 0, order, 4)
+    bit = put_bits(out, bit, 1 if differences else 0, 1)
+    bit = put_golomb(out, bit, _M_ORDER, m - 1)
     previous = np.int64(-1)
     for i in range(m):
-        bit = _put_golomb(out, bit, order, symbols[i] - previous - 1)
+        bit = put_golomb(out, bit, order, symbols[i] - previous - 1)
         previous = symbols[i]
     previous = np.int64(0)
     for i in range(m):
         if differences:
-            bit = _put_golomb(out, bit, 0, _zigzag(levels[i] - previous))
+            bit = put_golomb(out, bit, 0, zigzag(levels[i] - previous))
             previous = levels[i]
         else:
-            bit = _put(out, bit, levels[i], 4)
+            bit = put_bits(out, bit, levels[i], 4)
     for i in range(values.size):
-        bit = _put(out, bit, values[i], levels[i])
+        bit = put_bits(out, bit, values[i], levels[i])
     return (bit + 7) >> 3
 
 
 @kernel()
 def table_symbols(buffer: NDArray[np.uint8]) -> int:
     """Return how many words the table at the start of `buffer` has, or -1 if they cannot be there."""
-    m, _ = _take_golomb(buffer, 5, _M_ORDER)
+    m, _ = take_golomb(buffer, 5, _M_ORDER)
     m += 1
     # Each takes a bit for its gap and one for its level.
     return m if 0 < m <= MAX_SYMBOLS and 2 * m <= 8 * buffer.size else -1
@@ -170,11 +173,11 @@ def take_table(
     """
     head = np.int64(peek(buffer, 0) & np.uint64(31))
     order, differences = head & 15, head >> 4
-    _, bit = _take_golomb(buffer, 5, _M_ORDER)
+    _, bit = take_golomb(buffer, 5, _M_ORDER)
     end = 8 * buffer.size
     previous = np.int64(-1)
     for i in range(symbols.size):
-        gap, bit = _take_golomb(buffer, bit, order)
+        gap, bit = take_golomb(buffer, bit, order)
         previous += gap + 1
         if gap < 0 or bit > end or previous >> width_bits:
             return -1
@@ -182,7 +185,7 @@ def take_table(
     previous = np.int64(0)
     for i in range(symbols.size):
         if differences:
-            code, bit = _take_golomb(buffer, bit, 0)
+            code, bit = take_golomb(buffer, bit, 0)
             if code < 0:
                 return -1
             previous += code >> 1 if code & 1 == 0 else -((code + 1) >> 1)

@@ -14,9 +14,9 @@ from operators.base import Stream
 from operators.errors import FormatError
 from operators.program import LIT, Literal, Node
 from operators.record import FORMAT_VERSION
-from operators.registry import ENCODINGS, OPERATORS
+from operators.registry import CONDITIONED, ENCODINGS, OPERATORS
 from operators.run import encode
-from tests.strategies import Case, applications
+from tests.strategies import Case, applications, conditions
 
 FOLDER = Path(__file__).parent
 KINDS = ("skewed", "runs", "few", "periodic", "ramp", "edges", "constant", "distinct", "random")
@@ -83,6 +83,18 @@ def lines() -> Iterator[Line]:
     for encoding in ENCODINGS.values():
         program = Node(Literal(encoding.name))
         yield from _spread(line for case in tried if (line := encode_line(encoding.name, program, case)) is not None)
+    longer = [
+        Case(kind, Stream(width_bits, 1500), seed)
+        for seed, width_bits in enumerate((16, 8))
+        for kind in ("skewed", "edges", "few")
+    ]
+    for conditioned in CONDITIONED.values():
+        yield from _spread(
+            line
+            for case in longer
+            for one in conditions(conditioned, case.stream)
+            if (line := encode_line(conditioned.name, Node(Literal(conditioned.name, one.params)), case)) is not None
+        )
 
 
 def _spread(found: Iterable[Line]) -> list[Line]:

@@ -6,7 +6,7 @@ import pytest
 
 from operators.program import parse
 from operators.record import FORMAT_VERSION
-from operators.registry import ENCODINGS_BY_NAME, OPERATORS_BY_NAME
+from operators.registry import CONDITIONED_BY_NAME, ENCODINGS_BY_NAME, OPERATORS_BY_NAME
 from operators.run import encode, execute
 from tests.golden.make import Line, read
 
@@ -15,7 +15,7 @@ LINES = [line for version in VERSIONS for line in read(version)]
 
 
 def test_every_operator_and_encoding_has_golden_records() -> None:
-    missing = {*OPERATORS_BY_NAME, *ENCODINGS_BY_NAME} - {line.name for line in read(FORMAT_VERSION)}
+    missing = {*OPERATORS_BY_NAME, *ENCODINGS_BY_NAME, *CONDITIONED_BY_NAME} - {line.name for line in read(FORMAT_VERSION)}
     assert not missing, "run python -m tests.golden.make"
 
 

@@ -13,7 +13,7 @@ from operators.base import Encoding, Operator, Profile, Source, Stream
 from operators.errors import ArchiveError
 from operators.literals.profile import Profiler
 from operators.program import LIT, Literal, Node, parse
-from operators.registry import ENCODINGS, OPERATORS
+from operators.registry import CONDITIONED, ENCODINGS, OPERATORS
 from operators.run import encode, execute
 from operators.words import Words, container, mask_of
 from tests.strategies import KINDS, WIDTHS, Case, applications, cases, damage
@@ -212,7 +212,8 @@ def test_a_damaged_record_of_every_encoding_is_refused(encoding: Encoding, case:
 
 def test_codes_and_names_are_apart() -> None:
     assert all(1 <= opcode <= 63 for opcode in OPERATORS)
-    assert all(64 <= code <= 127 for code in ENCODINGS)
-    names = [operator.name for operator in OPERATORS.values()] + [encoding.name for encoding in ENCODINGS.values()]
+    assert all(64 <= code <= 127 for code in [*ENCODINGS, *CONDITIONED])
+    assert not set(ENCODINGS) & set(CONDITIONED)
+    names = [member.name for members in (OPERATORS, ENCODINGS, CONDITIONED) for member in members.values()]
     assert len(set(names)) == len(names)
     assert all(name.isidentifier() and name != "lit" for name in names)

@@ -1,0 +1,166 @@
+"""Leaves in the context of their rows and columns, as the search weighs them: encodings, but chosen as steps.
+
+A step names how a leaf is conditioned; how many tables are worth their bytes is swept inside it. Costs come
+from the planner of the encoding itself (`operators.literals.scaled`), run on a sample of whole rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from operators.base import Operator, Stream
+from operators.kernels.scales import LEVELS, STEPS, SYMBOLS, scale_bits, table_costs
+from operators.literals.scaled import Scaled, view_columns
+from operators.program import Literal
+from operators.words import Dtype, Words
+from synth.cost import BYTE_Q8, Q8, literal_q8
+from synth.hole import Hole
+from synth.logs import LOGS, SMOOTH_LOGS
+from synth.steps import Expansion, Step
+
+MIN_WORDS = 1 << 11
+"""Fewest words that are conditioned: tables and states take a few hundred bytes."""
+MAX_ROWS = 512
+"""Rows whose scales are looked at."""
+WORDS_PER_SAMPLED = 2
+"""Words counted for each word of a sample: contexts are many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition(Step):
+    """A leaf in the context of scales.
+
+    Attributes
+    ----------
+    scales : int
+        0 none, 1 of rows, 2 of rows and columns.
+    signed : int
+        2 where the sign relative to its column's is coded, 1 otherwise.
+    fraction_bits : int
+        Bits of the mantissa that are coded with the exponent.
+    layout : Dtype
+        Of the words.
+    tables : int or None
+        ``2**tables`` tables an octave; None while they are to be swept.
+    """
+
+    fixed = True
+    scales: int
+    signed: int
+    fraction_bits: int
+    layout: Dtype
+    tables: int | None = None
+
+    @property
+    def label(self) -> str:
+        return f"scaled[{self.scales},{self.signed},{self.fraction_bits},{self.tables}]"
+
+    def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
+        return None
+
+    def encoding(self, stream: Stream, columns: int) -> Scaled:
+        """Return the encoding of a leaf whose rows have `columns` words, 0 where it has none."""
+        view = view_columns(stream.n_words, columns if self.scales else 0)
+        low_bits = self.layout.mantissa_bits - self.fraction_bits
+        return Scaled(view, low_bits, self.fraction_bits, self.signed, self.scales, self.tables or 0)
+
+    def leaf(self, stream: Stream, columns: int) -> Literal:
+        """Return the literal of a leaf, one that the emitter is to choose where the words are too few."""
+        if stream.n_words < MIN_WORDS:
+            return Literal()
+        return Literal(Scaled.name, self.encoding(stream, columns).params)
+
+    def expand(self, hole: Hole) -> Expansion | None:
+        costs = self.costs(hole)
+        return None if costs is None else (costs[self.tables or 0], [])
+
+    def exact_q8(self, words: Words, stream: Stream, columns: int) -> int | None:
+        """Return the cost by the bytes that the encoding writes, or None where it gives up."""
+        encoding = self.encoding(stream, columns)
+        n_bytes = encoding.write(words, np.empty(words.nbytes, np.uint8))
+        return None if n_bytes < 0 else _node_q8(encoding) + literal_q8(n_bytes * BYTE_Q8)
+
+    def costs(self, hole: Hole) -> list[int] | None:
+        """Return what a leaf would cost with 1, 2, 4 and 8 tables an octave, or None where it cannot be judged."""
+        found = _words_of(hole, flat=not self.scales)
+        if found is None:
+            return None
+        words, below = found
+        stream = hole.stream
+        key = (id(hole), self.scales, self.signed, self.fraction_bits)
+        memo = hole.setting.conditioned
+        if key in memo:
+            return memo[key][1]
+        encoding = self.encoding(Stream(stream.width_bits, words.size), hole.columns)
+        n_rows = words.size // encoding.columns
+        step = max(1, n_rows // MAX_ROWS)
+        scales = encoding.scales_of(words, below, step)
+        rows = np.arange(0, n_rows // 64 * 64, step, dtype=np.int32)[: scales.rows.size]
+        n_sampled = WORDS_PER_SAMPLED * hole.setting.sample_words
+        counts = encoding.counts_of(words, scales, rows, scales.rows, n_sampled, below)
+        counts = counts if self.signed == 2 else counts[:STEPS]
+        counted = int(counts.sum())
+        if not counted:
+            return None
+        sums = np.empty((STEPS * LEVELS, SYMBOLS), np.int64)
+        costs = np.empty((4, 2), np.int64)
+        field_bits = encoding.field_bits(stream.width_bits)
+        table_costs(counts, self.fraction_bits, field_bits, LOGS, SMOOTH_LOGS, sums, costs)
+        raw_bits = encoding.low_bits + (self.signed > 0)
+        fixed = 8 * 14 + 16 * encoding.layout(stream).lanes + raw_bits * stream.n_words
+        if self.scales:
+            fixed += int(scale_bits(scales.rows)) * step * stream.n_words // max(1, words.size)
+        if self.scales == 2:
+            fixed += int(scale_bits(scales.columns))
+        if self.signed == 2:
+            fixed += 4 * encoding.columns
+        result = [
+            _node_q8(encoding)
+            + literal_q8((int(bits) * stream.n_words // counted >> 12) + (fixed + int(head)) * Q8)
+            for bits, head in costs
+        ]
+        memo[key] = (hole, result)
+        return result
+
+
+def swept(hole: Hole, scales: int, signed: int, fraction_bits: int) -> Step | None:
+    """Return a condition with the number of tables that costs least, the fewest of equals."""
+    step = Condition(scales, signed, fraction_bits, hole.layout)
+    costs = step.costs(hole)
+    if costs is None:
+        return None
+    return Condition(scales, signed, fraction_bits, hole.layout, costs.index(min(costs)))
+
+
+def is_conditioned(hole: Hole, scales: int, fraction_bits: int) -> bool:
+    """Whether the words are floats of 8 or 16 bits, with rows where their scales are asked for."""
+    return (
+        hole.is_float
+        and hole.stream.width_bits in (8, 16)
+        and hole.layout.word_bits == hole.stream.width_bits
+        and hole.stream.n_words >= MIN_WORDS
+        and fraction_bits <= hole.layout.mantissa_bits
+        and (not scales or hole.columns > 1)
+        and _words_of(hole, flat=not scales) is not None
+    )
+
+
+def _words_of(hole: Hole, *, flat: bool) -> tuple[Words, int] | None:
+    """Return words whose upper bits are those of the hole, all of them or a sample without rows, and the bits below."""
+    if hole.origin is not None:
+        region, shift = hole.origin
+        words = region()
+        return (words, shift) if shift + hole.stream.width_bits == 8 * words.itemsize else None
+    words_or_none = hole.whole()
+    if words_or_none is not None:
+        return words_or_none, 0
+    return (hole.sample.words, 0) if flat else None
+
+
+def _node_q8(encoding: Scaled) -> int:
+    """Return what the parameters take on the wire; the node and its length are counted with any literal."""
+    return BYTE_Q8 * (1 + sum(max(1, -(-param.bit_length() // 7)) for param in encoding.params))
+
+
