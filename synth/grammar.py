@@ -22,6 +22,7 @@ from operators.ops.deal import Deal
 from operators.ops.partition import Partition
 from operators.ops.scan import ScanAdd, ScanXor
 from operators.ops.zigzag import Zigzag
+from synth.conditioned import is_conditioned, swept
 from synth.features import FLAT, MAX_CUT_WORDS, cut_entropies
 from synth.hole import Hole
 from synth.parts import Rows, Turns, Zeros
@@ -233,7 +234,7 @@ def _float_name(top_bits: int, low_bits: int) -> str:
 
 def _float_widths(hole: Hole, top_bits: int, low_bits: int) -> tuple[int, ...] | None:
     """Return the widths of low bits, mantissa, exponent with its top bits and sign, or None where they do not fit."""
-    dtype = hole.setting.dtype
+    dtype = hole.layout
     low = _trailing(hole) if low_bits == DEAD else low_bits
     mantissa = dtype.mantissa_bits - top_bits - low
     if not hole.is_float or mantissa <= 0 or (low_bits and low < 4):
@@ -263,6 +264,25 @@ def _float_split(top_bits: int, low_bits: int) -> Maker:
         return None if widths is None else Split(widths, _float_name(top_bits, low_bits))
 
     return make
+
+
+def _upper_part(label: str, *low_widths: int) -> Production:
+    """Return the split of wide floats that leaves their upper 16 bits whole."""
+    width_bits = sum(low_widths) + 16
+    step = Split((*low_widths, 16), label, keeps_float=True)
+    return Production(
+        label, "upper", lambda hole: hole.is_float and hole.stream.width_bits == width_bits, _always(step)
+    )
+
+
+def _condition(name: str, scales: int, signed: int, fraction_bits: int) -> Production:
+    return Production(
+        f"scaled.{name}",
+        "scaled",
+        lambda hole: hole.is_float and hole.stream.width_bits in (8, 16),
+        lambda hole: swept(hole, scales, signed, fraction_bits),
+        lambda hole: is_conditioned(hole, scales, fraction_bits),
+    )
 
 
 def _cut(rank: int) -> Maker:
@@ -344,6 +364,17 @@ PRODUCTIONS: tuple[Production, ...] = (
             (0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (2, 8), (0, 16), (2, 16), (3, 16), (2, DEAD),
         )
     ),
+    _upper_part("upper.8", 8, 8),
+    _upper_part("upper.16", 16),
+    _upper_part("upper.48", 16, 16, 16),
+    _condition("flat", 0, 1, 2),
+    _condition("rows", 1, 1, 2),
+    _condition("both", 2, 1, 2),
+    _condition("rows.signs", 1, 2, 2),
+    _condition("both.signs", 2, 2, 2),
+    _condition("flat.wide", 0, 1, 0),
+    _condition("rows.wide", 1, 1, 0),
+    _condition("both.wide", 2, 1, 0),
     *(
         Production(f"cut.{name}", "cut", _has_cuts(rank), _cut(rank))
         for rank, name in enumerate(("best", "second", "third"))
