@@ -13,23 +13,27 @@ import contextlib
 import dataclasses
 import json
 import multiprocessing
+import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import zstandard
 
 from tests.bench import ours, published
-from tests.bench.peers import EVERY, Peer
+from tests.bench.peers import EVERY, ZIPNN, Peer
 from tests.bench.report import cpu_seconds, machine
 from tests.bench.roles import role_of
-from tests.bench.sizes import Archived, archive, dtype_of
-from tests.checkpoints import Tensor, path, read
+from tests.bench.sizes import Archived, archive, archive_file, dtype_of
+from tests.checkpoints import ELEMENT_BITS, Tensor, path, read, write
 from tests.processes import ROOT
 
 NAMED = (
@@ -41,14 +45,22 @@ OTHERS = ("fracast-f32", "fracast-i8", "silero-f32", "musicnn-mtt-f32", "musicvg
 """Of the same kinds, and nothing was ever tuned to them."""
 RESULTS = ROOT / "results"
 FILE = RESULTS / "compare.json"
-MOST_SECONDS = 160
-"""A slow peer is left out where it would take longer for one file."""
+MOST_SECONDS = 120
+"""A slow peer is left out where it would take longer for one file, unless ``--patient`` is given."""
 COMPUTED: Mapping[str, tuple[str, Callable[[Mapping[str, Tensor]], int | None]]] = {
     "DFloat11": ("tensor", published.dfloat11_bytes),
     "Brevis, published": ("tensor", published.brevis_bytes),
 }
 """Systems whose sizes follow from their format: name, unit, bytes of all tensors."""
+AVX2_RECIPE = "portable"
+AVX2_ENVIRONMENT = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+bmi,+bmi2,+fma,+lzcnt,+popcnt"}
+FORCED = ", AVX2 forced"
 WORKERS = (1, 2)
+LARGE_BYTES = 40_000_000
+"""Size from which a checkpoint is archived by two workers too."""
+REPEATED = ("mpnet-bf16",)
+COPIES = 8
+TIMES = f" x{COPIES}"
 FEW_SECONDS = 10
 
 
@@ -62,7 +74,8 @@ class Row:
     n_bytes : int
     name : str
         Of the peer, or ``brevis RECIPE``.
-    kind : {"ours", "peer", "computed"}
+    kind : {"ours", "peer", "computed", "paired"}
+        Paired: a peer once more, in the turns of `on_avx2`.
     unit : {"file", "tensor", "segment"}
     settings, version : str
     size : int or None
@@ -153,6 +166,8 @@ class Choice:
     recipes : sequence of str
     quick : bool
         One turn, no slow peer, no command line.
+    patient : bool
+        No peer is too slow.
     reuse : Results or None
         An earlier run, whose slow rows are taken where version and settings are the same.
     """
@@ -162,12 +177,13 @@ class Choice:
     computed: Sequence[str]
     recipes: Sequence[str]
     quick: bool = False
+    patient: bool = False
     reuse: Results | None = None
 
 
 def choose(
     files: Sequence[str] = (), peers: Sequence[str] = (), recipes: Sequence[str] = (), *, quick: bool = False,
-    reuse: Results | None = None,
+    patient: bool = False, reuse: Results | None = None,
 ) -> Choice:  # fmt: skip
     """Return what the names select; nothing selects all.
 
@@ -188,6 +204,7 @@ def choose(
         [name for name in peers or COMPUTED if name in COMPUTED],
         recipes or ships,
         quick,
+        patient,
         reuse,
     )
 
@@ -371,9 +388,15 @@ def measure(choice: Choice, say: Callable[[str], None] | None = None) -> Results
             say(f"{time.monotonic() - started:6.0f} s  {row.file:17} {row.name:28} {percent:12} {' '.join(speeds)}")
 
     fast = [peer for peer in peers if not peer.is_slow]
+    for name in choice.recipes:  # kernels are loaded, compiled at worst, before anything is timed
+        smallest = min(map(path, choice.files), key=lambda file: file.stat().st_size)
+        ours.decompress(warm := ours.compress(ours.open_checkpoint(smallest, ours.recipes()[name]), verify=True),
+                        ours.targets_of(warm))  # fmt: skip
     for file in choice.files:
         keep(_alternating(choice, results, fast, file))
     if not choice.quick:
+        if AVX2_RECIPE in choice.recipes and ZIPNN in peers:
+            keep(_forced([file for file in choice.files if dtype_of(file) in ("BF16", "F16")]))
         for file in choice.files:
             _file_to_file(choice, results, file)
             results.save()
@@ -408,6 +431,25 @@ def _alternating(choice: Choice, results: Results, fast: Sequence[Peer], file: s
     return rows
 
 
+def on_avx2(file: str) -> list[Row]:
+    """Let the portable recipe and ZipNN take turns in a process whose kernels know no more than AVX2."""
+    contests = [of_peer(ZIPNN, file)]
+    contests[0].row.kind = "paired"
+    opened = ours.open_checkpoint(path(file), ours.recipes()[AVX2_RECIPE])
+    contests += [of_ours(opened, file, AVX2_RECIPE, verify=verify) for verify in (False, True)]
+    rows = take_turns(contests, 3)
+    for row in rows:
+        row.name += FORCED
+    return rows
+
+
+def _forced(files: Sequence[str]) -> list[Row]:
+    """Run `on_avx2` in one new process, for which the kernels are compiled anew."""
+    context = multiprocessing.get_context("spawn")
+    with mock.patch.dict(os.environ, AVX2_ENVIRONMENT), ProcessPoolExecutor(1, mp_context=context) as pool:
+        return [row for rows in pool.map(on_avx2, files) for row in rows]
+
+
 def _roles(file: str, checkpoint: ours.Checkpoint, peers: Sequence[Peer]) -> Iterator[dict[str, Any]]:
     """Yield bytes by role and dtype of ours and of one peer that works tensor by tensor."""
     found: dict[tuple[str, str], dict[str, int]] = {}
@@ -430,20 +472,45 @@ def _roles(file: str, checkpoint: ours.Checkpoint, peers: Sequence[Peer]) -> Ite
 
 
 def _file_to_file(choice: Choice, results: Results, file: str) -> None:
-    """Archive, verify, restore and compare through the command line, with each number of workers."""
-    large = path(file).stat().st_size >= 40e6
+    """Archive, verify, restore and compare through the command line, with the first recipe and each number of workers.
+
+    A large checkpoint is repeated too, so that the time of a process can be told from that of bytes.
+    """
     for recipe in choice.recipes[:1]:
+        large = path(file).stat().st_size >= LARGE_BYTES
         for workers in WORKERS if large else WORKERS[:1]:
-            options = ("--config", recipe, "--workers", str(workers))
-            archived = archive(file, *options)
-            for command, finished in archived.finished.items():
-                results.wall.append({
-                    "file": file, "recipe": recipe, "command": command, "workers": workers,
-                    "n_bytes": archived.source_bytes, "wall_s": round(finished.wall_seconds, 3),
-                    "cpu_s": round(finished.cpu_seconds, 3), "peak_mib": round(finished.peak_bytes / (1 << 20), 1),
-                })  # fmt: skip
+            archived = archive(file, "--config", recipe, "--workers", str(workers))
+            results.wall += _wall_rows(recipe, workers, archived)
             if workers == WORKERS[0]:
                 results.archives.append(_archive_row(file, recipe, archived))
+        if file not in REPEATED:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            copies = Path(scratch, path(file).name)
+            repeat(file, copies)
+            for workers in WORKERS:
+                options = ("--config", recipe, "--workers", str(workers))
+                results.wall += _wall_rows(recipe, workers, archive_file(f"{file}{TIMES}", copies, *options))
+
+
+def _wall_rows(recipe: str, workers: int, archived: Archived) -> Iterator[dict[str, Any]]:
+    for command, finished in archived.finished.items():
+        yield {
+            "file": archived.name, "recipe": recipe, "command": command, "workers": workers,
+            "n_bytes": archived.source_bytes, "wall_s": round(finished.wall_seconds, 3),
+            "cpu_s": round(finished.cpu_seconds, 3), "peak_mib": round(finished.peak_bytes / (1 << 20), 1),
+        }  # fmt: skip
+
+
+def repeat(file: str, target: Path) -> None:
+    """Write a checkpoint whose tensors are those of `file`, `COPIES` times, the rows turned so that none are equal."""
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in read(path(file)).items():
+        words = np.frombuffer(tensor.data, f"<u{ELEMENT_BITS[tensor.dtype] // 8}").reshape(tensor.shape)
+        for copy in range(COPIES):
+            turned = np.roll(words, 7 * copy, 0) if words.ndim else words
+            tensors[f"copy.{copy}.{name}"] = Tensor(tensor.dtype, tensor.shape, turned.tobytes())
+    write(target, dict(sorted(tensors.items())))
 
 
 def _archive_row(file: str, recipe: str, archived: Archived) -> dict[str, Any]:
@@ -483,9 +550,9 @@ def _jobs(choice: Choice, slow: Sequence[Peer]) -> Iterator[Job | Row]:
             seconds = n_bytes / 1e6 / peer.mb_s
             if old is not None and (old.version, old.settings, old.verified) == (peer.version, peer.settings, True):
                 yield old
-            elif seconds > MOST_SECONDS:
+            elif seconds > MOST_SECONDS and not choice.patient:
                 row = Row(file, n_bytes, peer.name, "peer", peer.unit, peer.settings, peer.version)
-                yield dataclasses.replace(row, note=f"not measured: would take about {seconds / 60:.0f} minutes")
+                yield dataclasses.replace(row, note=f"not measured: about {seconds / 60:.0f} minutes, see --patient")
             else:
                 yield Job("peer", peer.name, file, seconds)
         for name in choice.computed:

@@ -7,7 +7,7 @@ left out is reading, writing packs, and the commit.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -27,12 +27,16 @@ from pipeline.rows import Row
 from pipeline.segments import layout_of
 from pipeline.store import open_source
 from pipeline.tasks import Encoder, search_segment
+from synth.options import SearchOptions
 from synth.prior import Prior
 from tests.bench.report import cpu_seconds
 from tests.processes import ROOT
 
 LARGE_BYTES = 16 << 20
 """A tensor from which the search has to be a small part of its compression."""
+WITHOUT_EFFECT: Mapping[str, Any] = {"budget": 0, "min_gain_ppm": 0}
+"""Options that calibration does not look at."""
+_LEARNED: dict[tuple[Path, SearchOptions], tuple[float, Prior]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,10 @@ def open_checkpoint(file: Path, recipe: Recipe) -> Checkpoint:
     base = Prior.uniform() if recipe.synth.prior == "uniform" else Prior.shipped()
     calibration_s, prior = 0.0, base
     if recipe.synth.prior == "learned":
-        calibration_s, prior = cpu_seconds(lambda: learn_prior(source, plan, recipe.synth, base))
+        same = replace(recipe.synth, **WITHOUT_EFFECT)  # recipes that differ in these alone learn the same prior
+        if (file, same) not in _LEARNED:
+            _LEARNED[file, same] = cpu_seconds(lambda: learn_prior(source, plan, recipe.synth, base))
+        calibration_s, prior = _LEARNED[file, same]
     view = memoryview(data)
     segments = [[(row, view[row.offset_bytes : row.segment.end_bytes]) for row in task.rows()] for task in plan.tasks]
     return Checkpoint(segments, data, prior, recipe, calibration_s)

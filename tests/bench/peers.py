@@ -346,7 +346,7 @@ EVERY = (
     _pcodec(12, 4),
     Peer("z4ai", _z4ai_compress, _z4ai_decompress, settings="its safetensors container, threads=1", package="z4ai",
          mb_s=25),
-    Peer("z4ai max", _z4ai_max_compress, _z4ai_max_decompress, "tensor", "effort=max, threads=1", "z4ai", mb_s=0.6),
+    Peer("z4ai max", _z4ai_max_compress, _z4ai_max_decompress, "tensor", "effort=max, threads=1", "z4ai", mb_s=0.25),
     *ALL[1:],
     _brotli(5, 60),
     _brotli(11, 0.3),

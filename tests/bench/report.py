@@ -46,15 +46,18 @@ class Table:
     def markdown(self) -> str:
         """Return the table in Markdown: texts left, numbers right."""
         lines = [f"## {self.title}", ""]
-        numeric = [
-            bool(self.rows) and isinstance(self.rows[0][index], (int, float)) for index in range(len(self.columns))
-        ]
+        numeric = [all(_is_number(row[index]) for row in self.rows) for index in range(len(self.columns))]
         lines.append("| " + " | ".join(self.columns) + " |")
         lines.append("|" + "|".join("--:" if number else "---" for number in numeric) + "|")
         lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in self.rows]
         lines += ["", *(f"- {note}" for note in self.notes)]
         lines += [f"- {'holds' if holds else 'DOES NOT HOLD'}: {bar}" for bar, holds in self.passed.items()]
         return "\n".join(lines) + "\n"
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a cell is a number, one in a text with or without emphasis, or empty."""
+    return isinstance(value, (int, float)) or not str(value).strip("*-+.,x% 0123456789")
 
 
 def _cell(value: Any) -> str:

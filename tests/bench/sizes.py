@@ -46,7 +46,11 @@ def dtype_of(name: str) -> str:
 
 def archive(name: str, *options: str) -> Archived:
     """Archive one checkpoint alone, through the command line; verify it, restore it and compare the bytes."""
-    file = path(name)
+    return archive_file(name, path(name), *options)
+
+
+def archive_file(name: str, file: Path, *options: str) -> Archived:
+    """Do as `archive` does with any file, under a name for the tables."""
     with tempfile.TemporaryDirectory() as scratch:
         place, target = Path(scratch, "archive"), Path(scratch, "target")
         finished = {"archive": brevis("archive", file, place, "--json", *options)}
