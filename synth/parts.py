@@ -69,7 +69,7 @@ class Zeros(Step):
         op = Partition(1, stream.n_words - n_kept, stream.width_bits)
         return node_q8(op), [
             Hole(hole.setting, sample.with_words(is_zero.view(np.uint8), 1), self._tag(0), hole.depth + 1),
-            Hole(hole.setting, rest, hole.tag, hole.depth, is_float=hole.is_float),
+            Hole(hole.setting, rest, hole.tag, hole.depth, is_float=hole.is_float, layout=hole.layout),
             _zeros(hole, op, self._tag(2)),
         ]
 
@@ -160,7 +160,8 @@ class Turns(Step):
             layout = None if exact else (1, 1, picked.size // run, target.size * run // picked.size)
             columns = self.columns_below(slot, hole.columns, hole.stream, below)
             sample = Sample(target, below, columns if columns > 1 else 0, layout)
-            children.append(Hole(setting, sample, self._tag(slot), hole.depth + 1, is_float=hole.is_float))
+            is_float, floats = hole.is_float, hole.layout
+            children.append(Hole(setting, sample, self._tag(slot), hole.depth + 1, is_float=is_float, layout=floats))
         return node_q8(op), children
 
     def columns_below(self, slot: int, columns: int, stream: Stream, below: Stream) -> int:
@@ -181,12 +182,21 @@ def _rows(hole: Hole, words: Words, kept: NDArray[np.int64]) -> Hole:
     sample = take_sample(words, hole.stream.width_bits, columns, setting.sample_words, setting.exact_words, kept=kept)
 
     @functools.cache
-    def region() -> Words:
-        rows: Words = words.reshape(-1, columns)[kept]
+    def some() -> Words:
+        step = -(-sample.stream.n_words // DEEP_REGION_WORDS)
+        rows: Words = words.reshape(-1, columns)[kept[::step]]
         return rows.reshape(-1)
 
-    is_small = not sample.exact and sample.stream.n_words <= DEEP_REGION_WORDS
-    return Hole(setting, sample, hole.tag, hole.depth, region=region if is_small else None, is_float=hole.is_float)
+    return Hole(
+        setting,
+        sample,
+        hole.tag,
+        hole.depth,
+        region=some if not sample.exact and sample.stream.n_words <= DEEP_REGION_WORDS else None,
+        is_float=hole.is_float,
+        layout=hole.layout,
+        origin=(some, 0),
+    )
 
 
 def _spread(count: int, last: int) -> NDArray[np.int64]:
