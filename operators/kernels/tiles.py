@@ -43,6 +43,8 @@ ENCODER_BYTES = 16 * 64
 DECODER_BYTES = 4 << BITS
 """Of a table: for each slot ``symbol | escaped << 6 | place << 8 | frequency << 20``."""
 _ESCAPED = 64
+_IS_ESCAPE = 1 << 63
+"""Bit of the row of a symbol that is coded as an escape."""
 SCRATCH_BYTES = FIXED_BYTES
 SCRATCH_BYTES_PER_COLUMN = COLUMN_BYTES + 8 * 15  # a raw block
 
@@ -82,6 +84,13 @@ def encoder_tables(frequencies: NDArray[np.uint16], out: NDArray[np.uint8]) -> N
             entries[at] = np.uint64((np.int64(1) << (32 + BITS)) // f + 1)
             entries[at + 1] = np.uint64(f << (32 - BITS)) | np.uint64(start << 32) | np.uint64(((1 << BITS) - f) << 48)
             start += f
+        # Symbols without slots are escapes too.
+        escape = 128 * table + 2 * ESCAPE
+        entries[escape + 1] |= np.uint64(_IS_ESCAPE)
+        for symbol in range(ESCAPE):
+            if frequencies[table, symbol] == 0:
+                entries[128 * table + 2 * symbol] = entries[escape]
+                entries[128 * table + 2 * symbol + 1] = entries[escape + 1]
 
 
 @kernel("out")
@@ -110,7 +119,7 @@ def _seeded_bytes(block_bytes: Any, lanes: Any) -> Any:
 
 @inlined
 def _put(symbol: Any, entries: Any, first: Any, states: Any, lane: Any, stream: Any, at: Any) -> Any:
-    """Encode a symbol; return the byte where the stream starts."""
+    """Encode a symbol; return the byte where the stream starts, and its row of the table."""
     entry = first + (symbol & np.uint64(255)) * np.uint64(2)
     row = entries[entry + np.uint64(1)]
     x = np.uint64(states[lane])
@@ -119,29 +128,37 @@ def _put(symbol: Any, entries: Any, first: Any, states: Any, lane: Any, stream: 
     x = pick(is_full, x >> np.uint64(16), x)
     at = pick(is_full, at - np.uint64(2), at)
     q = (x * entries[entry]) >> np.uint64(32 + BITS)
-    states[lane] = np.uint32(x + ((row >> np.uint64(32)) & np.uint64(0xFFFF)) + q * (row >> np.uint64(48)))
-    return at
+    rest = (row >> np.uint64(48)) & np.uint64(0xFFF)
+    states[lane] = np.uint32(x + ((row >> np.uint64(32)) & np.uint64(0xFFFF)) + q * rest)
+    return at, row
 
 
 @inlined
 def _put_vector(
     scratch: Any, symbols: Any, entries: Any, first: Any, states: Any, lane: Any, stream: Any, at: Any
 ) -> Any:
-    """Encode the 64 symbols of a column, the last first; return where the stream starts, and bit 6 of escapes."""
+    """Encode the 64 symbols of a column, the last first; return where the stream starts, and whether there are escapes."""
     escaped = np.uint64(0)
     for g in range(7, -1, -1):
         eight = load_u64(scratch, np.uint64(symbols + g * EIGHT_ROWS))
-        escaped |= eight + np.uint64(0x0101010101010101)
         j = lane + np.uint64(8 * g)
-        at = _put(eight >> np.uint64(56), entries, first, states, j + np.uint64(7), stream, at)
-        at = _put(eight >> np.uint64(48), entries, first, states, j + np.uint64(6), stream, at)
-        at = _put(eight >> np.uint64(40), entries, first, states, j + np.uint64(5), stream, at)
-        at = _put(eight >> np.uint64(32), entries, first, states, j + np.uint64(4), stream, at)
-        at = _put(eight >> np.uint64(24), entries, first, states, j + np.uint64(3), stream, at)
-        at = _put(eight >> np.uint64(16), entries, first, states, j + np.uint64(2), stream, at)
-        at = _put(eight >> np.uint64(8), entries, first, states, j + np.uint64(1), stream, at)
-        at = _put(eight, entries, first, states, j, stream, at)
-    return at, escaped & np.uint64(0x4040404040404040)
+        at, row = _put(eight >> np.uint64(56), entries, first, states, j + np.uint64(7), stream, at)
+        escaped |= row
+        at, row = _put(eight >> np.uint64(48), entries, first, states, j + np.uint64(6), stream, at)
+        escaped |= row
+        at, row = _put(eight >> np.uint64(40), entries, first, states, j + np.uint64(5), stream, at)
+        escaped |= row
+        at, row = _put(eight >> np.uint64(32), entries, first, states, j + np.uint64(4), stream, at)
+        escaped |= row
+        at, row = _put(eight >> np.uint64(24), entries, first, states, j + np.uint64(3), stream, at)
+        escaped |= row
+        at, row = _put(eight >> np.uint64(16), entries, first, states, j + np.uint64(2), stream, at)
+        escaped |= row
+        at, row = _put(eight >> np.uint64(8), entries, first, states, j + np.uint64(1), stream, at)
+        escaped |= row
+        at, row = _put(eight, entries, first, states, j, stream, at)
+        escaped |= row
+    return at, escaped & np.uint64(_IS_ESCAPE)
 
 
 @kernel("raw", "stream", "states", "escapes", "scratch")
@@ -228,7 +245,8 @@ def encode_tiles(
             below, escaped = _put_vector(scratch, symbols, entries, first, states, lane, stream, below)
             if escaped:
                 for j in range(ROWS - 1, -1, -1):
-                    if scratch[symbols + (j >> 3) * EIGHT_ROWS + (j & 7)] == ESCAPE:
+                    symbol = np.uint64(scratch[symbols + (j >> 3) * EIGHT_ROWS + (j & 7)])
+                    if entries[first + np.uint64(2) * symbol + np.uint64(1)] & np.uint64(_IS_ESCAPE):
                         n_escapes -= 1
                         word = words[np.int64(of_tile[j]) * columns + column]
                         escapes[n_escapes] = np.uint16(field_of(word, flipped[column], geometry, top_bit))

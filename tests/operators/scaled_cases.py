@@ -93,6 +93,11 @@ def make_case(
         for vector in tile.vectors:
             for i in vector.words:
                 counts[vector.table, oracle.symbol_of(oracle.split(int(words[i]), vector.flip, g)[0], vector.top)] += 1
+    if seed % 2:  # some symbols get no slots
+        dropped = (rng.random(counts.shape) < 0.1) & (counts > 0)
+        dropped[:, oracle.ESCAPE] = False
+        counts[:, oracle.ESCAPE] += (counts * dropped).sum(axis=1)
+        counts[dropped] = 0
     frequencies = [legal_table(row.tolist(), rng) for row in counts]
     return Case(words.astype(f"<u{g.width_bits // 8}"), scales, frequencies, g)
 

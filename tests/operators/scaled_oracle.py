@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.operators.oracle import Bits, canonical
+
 LANES = 64
 ROWS = 64
 ESCAPE = 63
@@ -131,8 +133,10 @@ def context(scale: int, column_scale: int, level: int, g: Geometry) -> tuple[int
     return table, exponent << g.fraction_bits | (1 << g.fraction_bits) - 1
 
 
-def symbol_of(field: int, top: int) -> int:
-    return top - field if 0 <= top - field < ESCAPE else ESCAPE
+def symbol_of(field: int, top: int, table: Table | None = None) -> int:
+    """Return the symbol of a field; without slots in `table` it is the escape."""
+    inside = 0 <= top - field < ESCAPE and (table is None or table[top - field] > 0)
+    return top - field if inside else ESCAPE
 
 
 @dataclass(frozen=True)
@@ -284,7 +288,7 @@ def encode(words: Sequence[int], scales: Scales, frequencies: Sequence[Table], g
     for vector in reversed(vectors):
         for j in reversed(range(ROWS)):
             field, _ = split(words[vector.words[j]], vector.flip, g)
-            symbol = symbol_of(field, vector.top)
+            symbol = symbol_of(field, vector.top, frequencies[vector.table])
             if symbol == ESCAPE:
                 escapes.append(field)
             lane = LANES * vector.group + j
@@ -322,3 +326,60 @@ def decode(sections: Sections, n_words: int, scales: Scales, frequencies: Sequen
     n_rest = n_words - sum(t.words.size for t in coded)
     words[n_words - n_rest :] = np.frombuffer(sections.rest, f"<u{g.width_bits // 8}").tolist()
     return words
+
+
+# -- the same with Huffman codes ------------------------------------------------------------------------
+
+GROUP_COLUMNS = 8192
+STREAMS = 4
+
+
+@dataclass(frozen=True)
+class HuffmanSections:
+    """The payload after its scales and tables."""
+
+    raw: bytes
+    rest: bytes
+    escapes: tuple[int, ...]
+    groups: bytes
+
+
+def groups_of_tiles(n_words: int, scales: Scales, g: Geometry) -> list[list[Tile]]:
+    """Whole tiles in groups, then that of the tail alone."""
+    every = list(tiles(n_words, scales, g))
+    n_whole = len(scales.rows) // ROWS
+    step = max(1, GROUP_COLUMNS // len(scales.columns))
+    groups = [every[first : min(first + step, n_whole)] for first in range(0, n_whole, step)]
+    return groups + [[tail] for tail in every[n_whole:]]
+
+
+def encode_huffman(
+    words: Sequence[int], scales: Scales, lengths: Sequence[dict[int, int]], g: Geometry
+) -> HuffmanSections:
+    """Encode `words`; `lengths` has those of the live symbols of each table."""
+    codes = [canonical(table) for table in lengths]
+    raw, escapes, out, n_coded = bytearray(), [], bytearray(), 0
+    for group in groups_of_tiles(len(words), scales, g):
+        digits: dict[int, list[str]] = {}
+        for t in group:
+            raws = [[split(words[i], t.flips[c], g)[1] for c, i in enumerate(row)] for row in t.words]
+            raw += raw_block(np.array(raws), g)
+            n_coded += t.words.size
+            for vector in t.vectors:
+                for i in vector.words:
+                    field, _ = split(words[i], vector.flip, g)
+                    symbol = symbol_of(field, vector.top, frequencies[vector.table])
+                    if symbol == ESCAPE:
+                        escapes.append(field)
+                    digits.setdefault(vector.table, []).append(codes[vector.table][symbol])
+        streams = []
+        for table in sorted(digits):
+            quarter = len(digits[table]) // STREAMS
+            for first in range(0, len(digits[table]), quarter):
+                bits = Bits()
+                for digit in "".join(digits[table][first : first + quarter]):
+                    bits.put(int(digit), 1)
+                streams.append(bits.to_bytes())
+        out += b"".join(len(stream).to_bytes(3, "little") for stream in streams) + b"".join(streams)
+    rest = b"".join(int(word).to_bytes(g.width_bits // 8, "little") for word in words[n_coded:])
+    return HuffmanSections(bytes(raw), rest, tuple(escapes), bytes(out))
