@@ -14,17 +14,19 @@ from operators.run import encode, execute
 
 N_WORDS = 256
 PROGRAMS = {
-    8: ("merge[4,4](lit, lit)", "merge[1,7](lit, lit)"),
+    8: ("merge[4,4](lit, lit)", "merge[1,7](lit, lit)", "deal[1,1](lit, lit)", "deal[2,32](lit, lit)"),
     16: ("merge[5,10,1](lit, lit, lit)", "merge[8,8](lit, lit)", "merge[6,10](lit, lit)"),
     32: (
         "merge[21,10,1](lit, lit, lit)",
         "merge[22,10](lit, lit)",
         "merge[8,8,8,8](lit, lit, lit, lit)",
         "merge[16,16](lit, lit)",
+        "partition[1,52,32](lit, lit, lit)",
+        "partition[2,26,1](lit, lit, lit)",
     ),
     64: ("merge[50,13,1](lit, lit, lit)", "merge[8,8,8,8,8,8,8,8](lit, lit, lit, lit, lit, lit, lit, lit)"),
 }
-"""Fields that the words of each width are cut into by default."""
+"""Fields that the words of each width are cut into by default, and zeros, rows and turns, as the words below have."""
 
 
 def warm() -> None:
@@ -37,7 +39,7 @@ def warm() -> None:
             if program in encodings and width_bits > 16 and program.op in (Literal("huffman"), Literal("rans")):
                 continue
             encoded = encode(program, words)
-            assert encoded is not None, "fields and literals take any words"
+            assert encoded is not None, "these programs take these words"
             execute(encoded.record)
 
 

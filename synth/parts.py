@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.base import Operator, Stream
-from operators.kernels.rows import trailing_zeros
+from operators.kernels.rows import count_places, trailing_zeros
 from operators.ops.deal import Deal
 from operators.ops.partition import Partition, marks
 from operators.words import Words
@@ -214,38 +214,44 @@ def _turns(words: Words) -> tuple[int, ...]:
     """
     if words.size < 2:
         return ()
-    places, data = _sampled(words, TURN_SAMPLE_WORDS)
+    starts, data = _sampled(words, TURN_SAMPLE_WORDS)
     whole = np.bincount(data, minlength=256)
     alone_q20 = int(_entropies(whole[None], LOGS)[0])
     # Classes of about equal size: few, so that few words show how they depend on the place.
-    classes = (np.cumsum(whole) - whole)[data] * CLASSES // max(1, data.size)
+    classes = ((np.cumsum(whole) - whole) * CLASSES // data.size).astype(np.uint8)[data]
     pooled_q20 = int(_entropies(np.bincount(classes, minlength=CLASSES)[None], LOGS)[0])
     best_q20, best = alone_q20 // (2 * TURN_GAIN), 0
     for period in PERIODS:
         if period > (SHORT_PERIOD if words.itemsize > 1 else words.size // 4):
             break
-        counts = np.bincount(places % period * CLASSES + classes, minlength=period * CLASSES)
-        parted_q20 = int(_entropies(counts.reshape(period, CLASSES), LOGS).sum()) + (period * CLASSES << 20)
+        counts = _by_place(classes, starts, period, CLASSES)
+        parted_q20 = int(_entropies(counts, LOGS).sum()) + (period * CLASSES << 20)
         if pooled_q20 - parted_q20 > best_q20:
             # A multiple of a period tells as much, but for chance.
             best_q20, best = pooled_q20 - parted_q20 + alone_q20 // (10 * TURN_GAIN), period
     if not best:
         return ()
-    places, data = _sampled(words, MOST_COUNTED)
-    counts = np.bincount(places % best * 256 + data, minlength=best * 256).reshape(best, 256)
+    starts, data = _sampled(words, MOST_COUNTED)
+    counts = _by_place(data, starts, best, 256)
     alone_q20 = int(_entropies(counts.sum(axis=0)[None], LOGS)[0])
     widths, cost_q20 = _joined(counts, (data.size << 10) // words.size)
     return widths if len(widths) > 1 and cost_q20 < alone_q20 - alone_q20 // TURN_GAIN else ()
 
 
-def _sampled(words: Words, n_words: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return about `n_words` places, spread over all in windows, and a byte of the word at each."""
+def _sampled(words: Words, n_words: int) -> tuple[NDArray[np.int64], Words]:
+    """Return where windows start that are spread over all words, and a byte of each word in them."""
     run = min(TURN_WINDOW_WORDS, words.size)
-    starts = _spread(max(1, min(n_words, words.size) // run), words.size - run)
-    places = (starts[:, None] + np.arange(run)).ravel()
-    picked = words[places]
+    starts = _spread(min(n_words, words.size) // run, words.size - run)
+    picked = words[(starts[:, None] + np.arange(run)).ravel()]
     shift = max(0, int(np.bitwise_or.reduce(picked ^ picked[:1])).bit_length() - 8)
-    return places, ((picked >> picked.dtype.type(shift)) & picked.dtype.type(255)).astype(np.int64)
+    return starts, (picked >> picked.dtype.type(shift)).astype(np.uint8)
+
+
+def _by_place(data: Words, starts: NDArray[np.int64], period: int, n_classes: int) -> NDArray[np.int64]:
+    """Return how often each class occurs at each place of a period."""
+    counts = np.empty(period * n_classes, np.int64)
+    count_places(data, starts, period, n_classes, counts)
+    return counts.reshape(period, n_classes)
 
 
 def _joined(counts: NDArray[np.int64], part_q10: int) -> tuple[tuple[int, ...], int]:

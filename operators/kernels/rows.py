@@ -1,4 +1,4 @@
-"""Kernels of the operators that deal words out to several children: rows of a class, parts of a period."""
+"""Kernels of the operators that deal words out to several children, and of their search: rows of a class, turns."""
 
 from __future__ import annotations
 
@@ -159,3 +159,28 @@ def put_part(part: Any, period: int, start: int, width: int, out: Any) -> None:
             copy_bytes(out, at + skipped, part, k, n)
             k += n
         at += period
+
+
+@kernel("counts")
+def count_places(data: Any, starts: Any, period: int, n_classes: int, counts: Any) -> None:
+    """Count the classes below `n_classes` in `data` by where they stand in a period.
+
+    Parameters
+    ----------
+    data : uint8 array
+        Windows of equal size, one after the other.
+    starts : int64 array
+        Where each window starts.
+    period, n_classes : int
+    counts : int64 array, shape (period * n_classes,)
+    """
+    for i in range(counts.size):
+        counts[i] = 0
+    run = data.size // starts.size
+    for window in range(starts.size):
+        place = starts[window] % period
+        for i in range(window * run, (window + 1) * run):
+            counts[place * n_classes + np.int64(data[i])] += 1
+            place += 1
+            if place == period:
+                place = 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from operators.base import BLOCK_WORDS, Source, Stream
 from operators.errors import FormatError
-from operators.kernels.rows import trailing_zeros
+from operators.kernels.rows import count_places, trailing_zeros
 from operators.ops.deal import Deal
 from operators.ops.partition import Partition, marks
 from operators.program import parse
@@ -127,3 +127,16 @@ def test_zeros_at_the_end_of_rows_are_counted(
         used = int(np.bitwise_or.reduce(row))
         expected = (used & -used).bit_length() - 1 if used else width_bits
         assert count == (expected if expected >= 4 else 0)
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 50), st.integers(1, 30), st.integers(0, 99))
+def test_classes_are_counted_by_place(period: int, windows: int, run: int, n_classes: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    starts = rng.integers(0, 10_000, windows)
+    data = rng.integers(0, n_classes, windows * run).astype(np.uint8)
+    counts = np.full(period * n_classes, 7, np.int64)
+    count_places(data, starts, period, n_classes, counts)
+    expected = np.zeros((period, n_classes), np.int64)
+    places = (starts[:, None] + np.arange(run)).ravel() % period
+    np.add.at(expected, (places, data), 1)
+    assert np.array_equal(counts.reshape(period, n_classes), expected)
