@@ -62,6 +62,8 @@ class Production:
     order0 : bool
         Whether it only splits or renames words, so that codes of single words cannot gain from it more than
         the empirical entropy allows.
+    follow : str
+        Family of which the likeliest production is tried at the last hole below at once.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Production:
     step: Maker
     applies: Detector | None = None
     certain: bool = False
+    follow: str = ""
 
     @property
     def order0(self) -> bool:
@@ -271,7 +274,11 @@ def _upper_part(label: str, *low_widths: int) -> Production:
     width_bits = sum(low_widths) + 16
     step = Split((*low_widths, 16), label, keeps_float=True)
     return Production(
-        label, "upper", lambda hole: hole.is_float and hole.stream.width_bits == width_bits, _always(step)
+        label,
+        "upper",
+        lambda hole: hole.is_float and hole.stream.width_bits == width_bits,
+        _always(step),
+        follow="scaled",
     )
 
 
@@ -367,9 +374,9 @@ PRODUCTIONS: tuple[Production, ...] = (
     _upper_part("upper.8", 8, 8),
     _upper_part("upper.16", 16),
     _upper_part("upper.48", 16, 16, 16),
-    _condition("flat", 0, 1, 2),
-    _condition("rows", 1, 1, 2),
     _condition("both", 2, 1, 2),
+    _condition("rows", 1, 1, 2),
+    _condition("flat", 0, 1, 2),
     _condition("rows.signs", 1, 2, 2),
     _condition("both.signs", 2, 2, 2),
     _condition("flat.wide", 0, 1, 0),

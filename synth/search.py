@@ -166,8 +166,20 @@ class Search:
         self._improve(edge)
         self.holes.extend(edge.children)
         self.n_holes += len(edge.children)
+        if production.follow:
+            self._follow(edge.children[-1], production.follow)
         for child in edge.children:
             self._offer(child)
+
+    def _follow(self, hole: Hole, family: str) -> None:
+        """Try the likeliest production of a family at a hole that is worth nothing as a literal.
+
+        Its place in the queue would be that of the literal.
+        """
+        ranked = self._prior.ranked(hole, offers(hole, self.options.depth, self._disable))
+        likeliest = next((entry for entry in reversed(ranked) if entry[1].family == family), None)
+        if likeliest is not None:
+            self._expand(hole, likeliest[1], likeliest[0])
 
     def _cannot_matter(self, hole: Hole, forced: int) -> bool:
         """Whether a hole could cost nothing but an operator, and the whole would still be no smaller."""
