@@ -117,8 +117,7 @@ class Condition(Step):
         if self.signed == 2:
             fixed += 4 * encoding.columns
         result = [
-            _node_q8(encoding)
-            + literal_q8((int(bits) * stream.n_words // counted >> 12) + (fixed + int(head)) * Q8)
+            _node_q8(encoding) + literal_q8((int(bits) * stream.n_words // counted >> 12) + (fixed + int(head)) * Q8)
             for bits, head in costs
         ]
         memo[key] = (hole, result)
@@ -162,5 +161,3 @@ def _words_of(hole: Hole, *, flat: bool) -> tuple[Words, int] | None:
 def _node_q8(encoding: Scaled) -> int:
     """Return what the parameters take on the wire; the node and its length are counted with any literal."""
     return BYTE_Q8 * (1 + sum(max(1, -(-param.bit_length() // 7)) for param in encoding.params))
-
-

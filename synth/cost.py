@@ -33,6 +33,10 @@ PIECES = 64
 PROBE_BYTES = 1 << 10
 """Bytes of each piece, on which LZ has to save one part in `PROBE_GAIN` to be looked at further."""
 PROBE_GAIN = 64
+MATCHED = 256
+"""Part that matches alone have to save of words which have any."""
+BYTES_JUDGED = 16 << 10
+"""Bytes of which a code is judged where there are no matches."""
 FRAME_BYTES = 10
 """What each piece takes for the frame around it, and the whole stream but once."""
 LZ_SAMPLE_BYTES = 8 << 10
@@ -178,8 +182,10 @@ class LzProbe:
     """Estimates LZ literals; one per search, since compressors are costly to make and not to be shared."""
 
     def __init__(self) -> None:
+        self._matcher = zstandard.ZstdCompressor(level=-1)
         self._fast = zstandard.ZstdCompressor(level=1)
         self._fair = zstandard.ZstdCompressor(level=3)
+        self._known: dict[tuple[int, int], tuple[Words, int]] = {}
 
     def payload_q8(self, words: Words, stream: Stream, literal_q8: int) -> int | None:
         """Return the payload of `stream`, or None where a first part says that it is not worth it.
@@ -192,17 +198,38 @@ class LzProbe:
         literal_q8 : int
             What the stream costs without matches.
         """
-        whole = words.size == stream.n_words and words.nbytes <= WHOLE_PROBE_BYTES
-        probe = self._judge(self._fast, [words] if whole else _pieces(words, PROBE_BYTES), stream)
+        whole = _is_whole(words, stream)
+        probe = self._judge(self._fast, words, [words] if whole else _pieces(words, PROBE_BYTES), stream)
         if probe >= literal_q8 - literal_q8 // PROBE_GAIN:
             return None
-        return self._judge(self._fair, [words] if whole else _pieces(words, LZ_SAMPLE_BYTES), stream)
+        return self._judge(self._fair, words, [words] if whole else _pieces(words, LZ_SAMPLE_BYTES), stream)
 
-    @staticmethod
-    def _judge(compressor: zstandard.ZstdCompressor, pieces: list[Words], stream: Stream) -> int:
+    def has_matches(self, words: Words, stream: Stream) -> bool:
+        """Return whether words repeat others, as far as the fastest search tells: a tenth of the time of a probe."""
+        parts = [words] if _is_whole(words, stream) else [np.concatenate(_pieces(words, PROBE_BYTES))]
+        return self._bytes(self._matcher, words, parts) < parts[0].nbytes - parts[0].nbytes // MATCHED
+
+    def _judge(self, compressor: zstandard.ZstdCompressor, words: Words, pieces: list[Words], stream: Stream) -> int:
         """Return what `stream` would take by the mean of `pieces`."""
-        n_bytes = sum(len(compressor.compress(piece.data)) - FRAME_BYTES for piece in pieces)
+        n_bytes = self._bytes(compressor, words, pieces) - FRAME_BYTES * len(pieces)
         return BYTE_Q8 * n_bytes * stream.n_words // (len(pieces) * pieces[0].size)
+
+    def _bytes(self, compressor: zstandard.ZstdCompressor, words: Words, pieces: list[Words]) -> int:
+        """Return the bytes of all frames, for `words` worked out once: the finish looks at them again."""
+        key = id(words), id(compressor)
+        if key not in self._known:
+            self._known[key] = words, sum([len(compressor.compress(piece.data)) for piece in pieces])
+        return self._known[key][1]
+
+
+def _is_whole(words: Words, stream: Stream) -> bool:
+    return words.size == stream.n_words and words.nbytes <= WHOLE_PROBE_BYTES
+
+
+def bytes_q8(words: Words, stream: Stream) -> int:
+    """Return the payload of a stream coded byte by byte, by a sample: what LZ takes where there are no matches."""
+    spread = np.ascontiguousarray(words[:: -(-words.nbytes // BYTES_JUDGED)])
+    return judge(spread.view(np.uint8), 0, Stream(8, stream.n_bytes), closed=True).literal.payload_q8
 
 
 def _pieces(words: Words, n_bytes: int) -> list[Words]:

@@ -16,7 +16,7 @@ import numpy as np
 from operators.base import Operator, Stream
 from operators.kernels.fields import split_field
 from operators.words import Dtype, Words, container
-from synth.cost import BYTE_Q8, NOT_COUNTED, Counted, LiteralCost, LzProbe, Verdict, counts_of, judge
+from synth.cost import BYTE_Q8, NOT_COUNTED, Counted, LiteralCost, LzProbe, Verdict, bytes_q8, counts_of, judge
 from synth.features import NARROW_BITS
 from synth.sample import Sample, take_sample
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 COUNTED_WORDS = 2
 """Words of a sample for each that occurs, at least, where their fields are counted by the latter."""
+MIXED_BITS = 16
+"""Width from which words have bytes of several kinds."""
 MIN_LZ_BYTES = 64
 """Fewest bytes of a stream for which LZ is looked at."""
 Region = Callable[[], Words]
@@ -261,10 +263,12 @@ class Hole:
             return literal
         if self.stream.n_bytes < MIN_LZ_BYTES or literal.bits_q8 <= 8 * BYTE_Q8:
             return literal
-        words = self.whole()
-        lz_q8 = self.setting.probe.payload_q8(
-            self.sample.words if words is None else words, self.stream, literal.bits_q8
-        )
+        whole = self.whole()
+        words, probe = self.sample.words if whole is None else whole, self.setting.probe
+        if self.is_float and self.stream.width_bits >= MIXED_BITS and not probe.has_matches(words, self.stream):
+            # Fields of a float will have better codes than its bytes together: an estimate is good enough.
+            return literal.or_lz(bytes_q8(self.sample.words, self.stream), self.stream)
+        lz_q8 = probe.payload_q8(words, self.stream, literal.bits_q8)
         return literal if lz_q8 is None else literal.or_lz(lz_q8, self.stream)
 
 
