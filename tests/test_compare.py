@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.bench import compare, compared, published
-from tests.bench.compare import Choice, Results, Row
+from tests.bench import aside, compare, compared, published, targets
+from tests.bench.aside import Job
+from tests.bench.compare import Choice
 from tests.bench.peers import GENERAL, Peer
+from tests.bench.results import Results, Row
 from tests.checkpoints import path, read
 
 FILE = "fracast-i8"
@@ -22,10 +25,9 @@ ABSENT = Peer("absent", lambda data, _: data, lambda data, _: data, package="no_
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results() -> Results:
     """A quick comparison with two peers, and three that do not work."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "FILE", tmp_path_factory.mktemp("results") / "compare.json")
         patch.setattr(Results, "save", lambda *_: None)
         choice = Choice([FILE], [ZSTD, GZIP, FORGETFUL, BROKEN, ABSENT], ["Brevis, published"], ["default"], quick=True)
         return compare.measure(choice, lambda _: None)
@@ -66,13 +68,13 @@ def test_a_bar_holds_only_by_what_was_measured() -> None:
         Row("minilm-bf16", 1000, "zstd -3", "peer", "file", size=100, compress_s=3, note="RESTORES OTHER BYTES"),
     ]
     results.archives = [{"file": "minilm-bf16", "recipe": "default", "compared": 658}]
-    holds = {row[0]: (row[2], row[3]) for row in compared.targets(results).rows}
+    holds = {row[0]: (row[2], row[3]) for row in targets.table(results).rows}
     assert holds["size of minilm-bf16, default"] == ("65.80 %", "holds")
     assert holds["size of minilm-bf16, max"] == ("not measured", "MISSED")
     assert holds["compress against ZipNN, BF16 and F16: minilm-bf16"] == ("3.00x, verified not measured", "holds")
     assert holds["decompress against ZipNN, BF16 and F16: minilm-bf16"][1] == "MISSED"
     results.archives[0]["compared"] = 659
-    assert {row[0]: row[3] for row in compared.targets(results).rows}["size of minilm-bf16, default"] == "MISSED"
+    assert {row[0]: row[3] for row in targets.table(results).rows}["size of minilm-bf16, default"] == "MISSED"
 
 
 def test_published_sizes_are_not_below_what_their_formats_need() -> None:
@@ -80,6 +82,25 @@ def test_published_sizes_are_not_below_what_their_formats_need() -> None:
     n_bytes = sum(len(tensor.data) for tensor in tensors.values())
     assert n_bytes // 2 < published.brevis_bytes(tensors) <= n_bytes + len(tensors)
     assert published.dfloat11_bytes(tensors) is None
+
+
+class Dying(Job):
+    """A job that ends its process."""
+
+    def __call__(self) -> None:
+        os._exit(3)
+
+
+def test_a_process_that_dies_takes_no_other_work_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "FEW_SECONDS", 0)
+    monkeypatch.setattr(Results, "save", lambda *_: None)
+    rows: list[Row] = []
+    jobs = [Dying("peer", "mortal", FILE, 2), Job("peer", "zstd -3", FILE, 1)]
+    aside.in_background(jobs, Results({}), rows.extend)
+    assert {row.name: (row.verified, row.note) for row in rows} == {
+        "mortal": (False, "fails: its process died"),
+        "zstd -3": (True, ""),
+    }
 
 
 def test_unknown_names_are_refused() -> None:

@@ -10,8 +10,9 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from tests.bench import compare, compared, files, memory, plots, sizes, speed, synthesis
+from tests.bench import compare, compared, files, memory, plots, sizes, speed, synthesis, targets
 from tests.bench.report import Table, page, save
+from tests.bench.results import FILE, RESULTS, Results
 
 TABLES: dict[str, Callable[[], Table]] = {
     "sizes": sizes.table,
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--peers", default="", help="compare: peers, with commas between")
     parser.add_argument("--recipes", default="", help="compare: recipes, with commas between")
     parser.add_argument("--quick", action="store_true", help="compare: one turn, no slow peer, nothing file to file")
-    parser.add_argument("--patient", action="store_true", help="compare: measure slow peers on large files too")
+    parser.add_argument("--patience", type=float, default=compare.MOST_SECONDS, help="compare: most s of a slow peer")
     parser.add_argument("--reuse", action="store_true", help="compare: keep slow rows of the last run where they apply")
     chosen = parser.parse_args(arguments)
     names = chosen.names or DEFAULT
@@ -46,25 +47,25 @@ def main(arguments: Sequence[str]) -> int:
         if name == "compare":
             _compare(chosen)
         elif name == "targets":
-            targets = compared.targets(compare.Results.load())
-            print(targets.markdown(), flush=True)
-            holds &= all(row[-1] == compared.HOLDS for row in targets.rows)
+            table = targets.table(Results.load())
+            print(table.markdown(), flush=True)
+            holds &= all(row[-1] == targets.HOLDS for row in table.rows)
         else:
             tables.append(TABLES[name]())
             print(tables[-1].markdown(), flush=True)
     if tables:
-        print(save(tables, compare.RESULTS))
+        print(save(tables, RESULTS))
     return 0 if holds and all(passed for table in tables for passed in table.passed.values()) else 1
 
 
 def _compare(chosen: argparse.Namespace) -> None:
-    reuse = compare.Results.load() if chosen.reuse and compare.FILE.exists() else None
+    reuse = Results.load() if chosen.reuse and FILE.exists() else None
     names = [tuple(filter(None, text.split(","))) for text in (chosen.files, chosen.peers, chosen.recipes)]
-    results = compare.measure(compare.choose(*names, quick=chosen.quick, patient=chosen.patient, reuse=reuse))
+    results = compare.measure(compare.choose(*names, quick=chosen.quick, patience_s=chosen.patience, reuse=reuse))
     text = page(compared.tables(results), results.about)
-    pictures = plots.draw(results, compare.RESULTS)
+    pictures = plots.draw(results, RESULTS)
     text += "".join(f"\n![{picture.stem}]({picture.name})\n" for picture in pictures)
-    (compare.RESULTS / "compare.md").write_text(text, "utf-8")
+    (RESULTS / "compare.md").write_text(text, "utf-8")
     print(text)
     if not pictures:
         print("no pictures: matplotlib is not installed, or there is nothing to draw", file=sys.stderr)

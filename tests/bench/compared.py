@@ -1,18 +1,19 @@
-"""Tables and targets over the rows of a comparison. Nothing is measured here."""
+"""Tables over the rows of a comparison. Nothing is measured here."""
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from tests.bench.compare import FORCED, OTHERS, REPEATED, TIMES, WORKERS, Results, Row
+from tests.bench.compare import OTHERS
+from tests.bench.contests import FORCED
 from tests.bench.peers import ALONE_MB_S
 from tests.bench.report import Table
+from tests.bench.results import Results, Row
+from tests.bench.walls import REPEATED, TIMES, WORKERS
 
 ZIPNN = "ZipNN"
-HOLDS, MISSED = "holds", "MISSED"
 
 
 class View:
@@ -78,9 +79,53 @@ class View:
 def tables(results: Results) -> list[Table]:
     """Return all tables of a run."""
     view = View(results)
-    made = [sizes(view), savings(view), speeds(view, "compress"), speeds(view, "decompress"), file_to_file(view)]
+    made = [
+        summary(view),
+        sizes(view),
+        savings(view),
+        speeds(view, "compress"),
+        speeds(view, "decompress"),
+        file_to_file(view),
+    ]
     made += [forced(view), search(view), roles(view), settings(view)]
     return [table for table in made if table.rows]
+
+
+def summary(view: View) -> Table:
+    """Return what a reader wants first: our sizes, the best peer, and the speed of the first recipe."""
+    columns = ["checkpoint", "bytes", *view.recipes, "best peer", "", "ZipNN", "compress", "decompress"]
+    table = Table("Size, % of the file, and speed in that of ZipNN", columns)
+    for file in view.files:
+        best = view.fastest(file, view.peers)
+        least = min((value for name in view.recipes if (value := view.percent(file, name)) is not None), default=101.0)
+        least = min(least, best[0] if best else 101)
+        first = f"brevis {view.recipes[0]}" if view.recipes else ""
+        table.rows.append([
+            file + (" *" if file in OTHERS else ""), view.n_bytes[file],
+            *(_percent_cell(view.percent(file, name), least) for name in view.recipes),
+            _percent_cell(best[0], least) if best else "", best[1] if best else "",
+            _percent_cell(view.percent(file, ZIPNN), least),
+            *(_number(view.ratio(file, first, direction), 2) for direction in ("compress", "decompress")),
+        ])  # fmt: skip
+    table.rows.append(
+        ["total", sum(view.n_bytes.values()), *_totals(view, view.recipes), "", "", *_totals(view, [ZIPNN])]
+    )
+    table.rows[-1] += ["", ""]
+    table.notes = [
+        f"speed: CPU time in memory, one thread, recipe {view.recipes[0] if view.recipes else 'none'}, unverified",
+        "\\* of the same kind as the others, and nothing was tuned to it",
+    ]
+    return table
+
+
+def _totals(view: View, names: Sequence[str]) -> list[str]:
+    """Return per cent of all files together, empty for who did not do every file."""
+    total = sum(view.n_bytes.values())
+    cells = []
+    for name in names:
+        found = [size for file in view.files if (size := view.size(file, name)) is not None]
+        cells.append(f"{100 * sum(found) / total:.2f}" if len(found) == len(view.files) else "")
+    return cells
 
 
 def sizes(view: View) -> Table:
@@ -92,13 +137,7 @@ def sizes(view: View) -> Table:
         least = min((value for value in found.values() if value is not None), default=0)
         cells = [_percent_cell(found[name], least) or _why(view.rows.get((file, name))) for name in names]
         table.rows.append([file + (" *" if file in OTHERS else ""), view.n_bytes[file], *cells])
-    total = sum(view.n_bytes.values())
-    sums: list[str] = []
-    for name in names:
-        found_sizes = [view.size(file, name) for file in view.files]
-        whole = [size for size in found_sizes if size is not None]
-        sums.append(f"{100 * sum(whole) / total:.2f}" if len(whole) == len(view.files) else "")
-    table.rows.append(["total", total, *sums])
+    table.rows.append(["total", sum(view.n_bytes.values()), *_totals(view, names)])
     table.notes = [
         "brevis: records in memory, no archive was made"
         if view.records_only
@@ -198,6 +237,20 @@ def file_to_file(view: View) -> Table:
     return table
 
 
+def wall(view: View, file: str, command: str, workers: int) -> dict[str, Any] | None:
+    """Return what a command took of a checkpoint."""
+    key = (file, command, workers)
+    return next((one for one in view.results.wall if (one["file"], one["command"], one["workers"]) == key), None)
+
+
+def marginal_gb_s(view: View, file: str, command: str, workers: int) -> float | None:
+    """Return the GB/s of wall time of the bytes alone: of a checkpoint repeated, less the same once."""
+    once, often = wall(view, file, command, workers), wall(view, f"{file}{TIMES}", command, workers)
+    if once is None or often is None or often["wall_s"] <= once["wall_s"]:
+        return None
+    return float((often["n_bytes"] - once["n_bytes"]) / 1e9 / (often["wall_s"] - once["wall_s"]))
+
+
 def search(view: View) -> Table:
     """Return what the search takes of the compression of large tensors, and calibration."""
     table = Table(
@@ -239,149 +292,6 @@ def settings(view: View) -> Table:
     for row in {row.name: row for row in view.results.rows if row.kind in ("peer", "computed")}.values():
         table.rows.append([row.name, row.version, row.unit, row.settings])
     return table
-
-
-# -- targets ------------------------------------------------------------------------------------
-
-SIZE_BARS: Mapping[str, tuple[float, float]] = {
-    "mpnet-bf16": (65.80, 65.70),
-    "minilm-bf16": (65.85, 65.75),
-    "minilm-f16": (84.65, 84.55),
-    "wordllama-f16": (84.50, 84.42),
-    "whisper-f16": (83.00, 82.85),
-    "minilm-f8": (81.80, 81.65),
-    "mpnet-f32": (82.60, 82.52),
-    "minilm-f32": (81.90, 81.75),
-    "musicnn-msd-f32": (74.0, 73.3),
-}
-"""Most per cent of the file in the recipes default and max."""
-FAST_BARS = {"mpnet-bf16": 65.95}
-STRETCH = {"mpnet-bf16": 65.60, "wordllama-f16": 84.33, "musicnn-msd-f32": 72.0}
-FAST_PEER_MB_S = 100
-SMALL_NETS = ("fracast", "silero", "musicnn", "musicvgg")
-
-
-def _is_small(file: str) -> bool:
-    return file.startswith(SMALL_NETS)
-
-
-SPEED_BARS: Sequence[tuple[str, str, Callable[[str], bool], float, float]] = (
-    ("BF16 and F16", "default", lambda file: file.endswith("f16") and not _is_small(file), 2.5, 2.2),
-    (
-        "BF16 and F16, AVX2 alone",
-        f"portable{FORCED}",
-        lambda file: file.endswith("f16") and not _is_small(file),
-        1.6,
-        1.2,
-    ),
-    ("many small tensors", "default", _is_small, 1.5, 1.3),
-    ("F32", "default", lambda file: file.endswith("f32") and not _is_small(file), 2.2, 2.0),
-    ("8-bit", "default", lambda file: file.endswith("8") and not _is_small(file), 1.5, 1.2),
-)
-"""Group of files, recipe, which files, least ratio to ZipNN to compress and to decompress."""
-ARCHIVE_GB_S, RESTORE_GB_S, TWO_WORKERS = 0.7, 1.2, 1.05
-SEARCH_SHARE = 0.25
-CALIBRATION_S = 5.0
-
-
-def targets(results: Results) -> Table:
-    """Return every bar with what was measured. One that was not measured is missed."""
-    table = Table("Targets", ["bar", "at most / least", "measured", ""])
-    for bar, limit, measured, holds in _bars(View(results, with_archives=True)):
-        table.rows.append([bar, limit, measured, HOLDS if holds else MISSED])
-    return table
-
-
-def _bars(view: View) -> Iterator[tuple[str, str, str, bool]]:
-    yield from _size_bars(view)
-    yield from _speed_bars(view)
-    yield from _other_bars(view)
-
-
-def _size_bars(view: View) -> Iterator[tuple[str, str, str, bool]]:
-    limits = [
-        (file, recipe, bar)
-        for file, both in SIZE_BARS.items()
-        for recipe, bar in zip(("default", "max"), both, strict=True)
-    ]
-    for file, recipe, bar in limits + [(file, "fast", bar) for file, bar in FAST_BARS.items()]:
-        percent = view.percent(file, recipe)
-        yield f"size of {file}, {recipe}", f"<= {bar:.2f} %", _shown(percent, 2, " %"), _at_most(percent, bar)
-    for file, bar in STRETCH.items():
-        found = [value for recipe in view.recipes if (value := view.percent(file, recipe)) is not None]
-        percent = min(found, default=None)
-        yield f"stretch: size of {file}", f"<= {bar:.2f} %", _shown(percent, 2, " %"), _at_most(percent, bar)
-    for file in view.files:
-        for recipe, over in (("max", 0), ("default", FAST_PEER_MB_S)):
-            best = view.fastest(file, view.others, over)
-            percent = view.percent(file, recipe)
-            which = f"every peer faster than {over} MB/s" if over else "every peer"
-            limit = f"< {best[0]:.2f} % {best[1]}" if best else "no peer"
-            holds = best is None or (percent is not None and percent < best[0])
-            yield f"{recipe} smaller than {which}: {file}", limit, _shown(percent, 2, " %"), holds
-
-
-def _speed_bars(view: View) -> Iterator[tuple[str, str, str, bool]]:
-    for group, recipe, belongs, *bars in SPEED_BARS:
-        for direction, bar in zip(("compress", "decompress"), bars, strict=True):
-            for file in filter(belongs, view.files):
-                plain, forced, _ = recipe.partition(FORCED)
-                ratio = view.ratio(file, f"brevis {recipe}", direction, ZIPNN + forced)
-                verified = view.ratio(file, f"brevis {plain}, verified{forced}", direction, ZIPNN + forced)
-                measured = f"{_shown(ratio, 2, 'x')}, verified {_shown(verified, 2, 'x')}"
-                bar_name = f"{direction} against ZipNN, {group}: {file}"
-                yield bar_name, f">= {bar}x", measured, ratio is not None and ratio >= bar
-
-
-def _wall(view: View, file: str, command: str, workers: int) -> dict[str, Any] | None:
-    key = (file, command, workers)
-    return next((one for one in view.results.wall if (one["file"], one["command"], one["workers"]) == key), None)
-
-
-def marginal_gb_s(view: View, file: str, command: str, workers: int) -> float | None:
-    """Return the GB/s of wall time of the bytes alone: of a checkpoint repeated, less the same once."""
-    once, often = _wall(view, file, command, workers), _wall(view, f"{file}{TIMES}", command, workers)
-    if once is None or often is None or often["wall_s"] <= once["wall_s"]:
-        return None
-    return float((often["n_bytes"] - once["n_bytes"]) / 1e9 / (often["wall_s"] - once["wall_s"]))
-
-
-def _other_bars(view: View) -> Iterator[tuple[str, str, str, bool]]:
-    for file in REPEATED:
-        for command, bar in (("archive", ARCHIVE_GB_S), ("restore", RESTORE_GB_S)):
-            speed = marginal_gb_s(view, file, command, 1)
-            holds = speed is not None and speed >= bar
-            yield f"{command} file to file, one worker: {file}", f">= {bar} GB/s", _shown(speed, 2, " GB/s"), holds
-        one, two = (_wall(view, f"{file}{TIMES}", "archive", workers) for workers in (1, 2))
-        ratio = two["cpu_s"] / one["cpu_s"] if one and two else None
-        holds = _at_most(ratio, TWO_WORKERS)
-        yield f"CPU of two workers in that of one: {file}{TIMES}", f"<= {TWO_WORKERS}x", _shown(ratio, 2, "x"), holds
-    for share in view.results.shares:
-        if share["recipe"] == "default" and share["share"] is not None:
-            part = share["share"]
-            limit = f"<= {SEARCH_SHARE:.0%}"
-            yield (
-                f"search in the CPU time of large tensors: {share['file']}",
-                limit,
-                f"{part:.1%}",
-                part <= SEARCH_SHARE,
-            )
-        if share["recipe"] == "default":
-            seconds = share["calibration_s"]
-            yield (
-                f"calibration: {share['file']}",
-                f"<= {CALIBRATION_S:.0f} s",
-                f"{seconds:.1f} s",
-                (seconds <= CALIBRATION_S),
-            )
-
-
-def _at_most(value: float | None, bar: float) -> bool:
-    return value is not None and value <= bar + 1e-9
-
-
-def _shown(value: float | None, digits: int, unit: str) -> str:
-    return "not measured" if value is None or math.isnan(value) else f"{value:.{digits}f}{unit}"
 
 
 def _number(value: float | None, digits: int = 0) -> str:

@@ -145,21 +145,27 @@ def _brotli(quality: int, mb_s: float) -> Peer:
 # -- for weights --------------------------------------------------------------------------------
 
 
+ZIPNN_NAMES: Mapping[str, str] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8_e4m3fn"}
+
+
 def zipnn(dtype: str, threads: int = 1) -> Any:
     """Return ZipNN for a dtype; it must be given a buffer of its own, since it reorders that in place."""
     from zipnn import ZipNN
 
-    names = {"BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8_e4m3fn"}
-    return ZipNN(input_format="byte", bytearray_dtype=names.get(dtype, "float32"), threads=threads)
+    return ZipNN(input_format="byte", bytearray_dtype=ZIPNN_NAMES.get(dtype, "float32"), threads=threads)
 
 
 def _zipnn(name: str, unit: Literal["file", "tensor"]) -> Peer:
+    def kept(dtype: str) -> bool:
+        # Told that it is float32, ZipNN ends the process on tensors of less than one word.
+        return unit == "tensor" and dtype not in ZIPNN_NAMES
+
     return Peer(
         name,
-        lambda data, dtype: zipnn(dtype).compress(data),
-        lambda data, dtype: zipnn(dtype).decompress(data),
+        lambda data, dtype: data if kept(dtype) else zipnn(dtype).compress(data),
+        lambda data, dtype: data if kept(dtype) else zipnn(dtype).decompress(data),
         unit,
-        "threads=1, dtype given",
+        "threads=1, dtype given" + ("; dtypes that it has no name for are kept" if unit == "tensor" else ""),
         "zipnn",
         prepare=bytearray,
         mb_s=400,
@@ -346,7 +352,7 @@ EVERY = (
     _pcodec(12, 4),
     Peer("z4ai", _z4ai_compress, _z4ai_decompress, settings="its safetensors container, threads=1", package="z4ai",
          mb_s=25),
-    Peer("z4ai max", _z4ai_max_compress, _z4ai_max_decompress, "tensor", "effort=max, threads=1", "z4ai", mb_s=0.25),
+    Peer("z4ai max", _z4ai_max_compress, _z4ai_max_decompress, "tensor", "effort=max, threads=1", "z4ai", mb_s=0.4),
     *ALL[1:],
     _brotli(5, 60),
     _brotli(11, 0.3),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.bench.compare import Results
 from tests.bench.compared import View, by_role
+from tests.bench.results import Results
 
 
 def draw(results: Results, folder: Path) -> list[Path]:

@@ -1,0 +1,139 @@
+"""``python -m tests.bench targets``: the bars on a comparison, each with what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from tests.bench.compared import ZIPNN, View, marginal_gb_s, wall
+from tests.bench.contests import FORCED
+from tests.bench.report import Table
+from tests.bench.results import Results
+from tests.bench.walls import REPEATED, TIMES
+
+HOLDS, MISSED = "holds", "MISSED"
+SIZE_BARS: Mapping[str, tuple[float, float]] = {
+    "mpnet-bf16": (65.80, 65.70),
+    "minilm-bf16": (65.85, 65.75),
+    "minilm-f16": (84.65, 84.55),
+    "wordllama-f16": (84.50, 84.42),
+    "whisper-f16": (83.00, 82.85),
+    "minilm-f8": (81.80, 81.65),
+    "mpnet-f32": (82.60, 82.52),
+    "minilm-f32": (81.90, 81.75),
+    "musicnn-msd-f32": (74.0, 73.3),
+}
+"""Most per cent of the file in the recipes default and max."""
+FAST_BARS = {"mpnet-bf16": 65.95}
+STRETCH = {"mpnet-bf16": 65.60, "wordllama-f16": 84.33, "musicnn-msd-f32": 72.0}
+FAST_PEER_MB_S = 100
+SMALL_NETS = ("fracast", "silero", "musicnn", "musicvgg")
+
+
+def _is_small(file: str) -> bool:
+    return file.startswith(SMALL_NETS)
+
+
+SPEED_BARS: Sequence[tuple[str, str, Callable[[str], bool], float, float]] = (
+    ("BF16 and F16", "default", lambda file: file.endswith("f16") and not _is_small(file), 2.5, 2.2),
+    (
+        "BF16 and F16, AVX2 alone",
+        f"portable{FORCED}",
+        lambda file: file.endswith("f16") and not _is_small(file),
+        1.6,
+        1.2,
+    ),
+    ("many small tensors", "default", _is_small, 1.5, 1.3),
+    ("F32", "default", lambda file: file.endswith("f32") and not _is_small(file), 2.2, 2.0),
+    ("8-bit", "default", lambda file: file.endswith("8") and not _is_small(file), 1.5, 1.2),
+)
+"""Group of files, recipe, which files, least ratio to ZipNN to compress and to decompress."""
+ARCHIVE_GB_S, RESTORE_GB_S, TWO_WORKERS = 0.7, 1.2, 1.05
+SEARCH_SHARE = 0.25
+CALIBRATION_S = 5.0
+
+
+def table(results: Results) -> Table:
+    """Return every bar with what was measured. One that was not measured is missed."""
+    result = Table("Targets", ["bar", "at most / least", "measured", ""])
+    for bar, limit, measured, holds in _bars(View(results, with_archives=True)):
+        result.rows.append([bar, limit, measured, HOLDS if holds else MISSED])
+    return result
+
+
+def _bars(view: View) -> Iterator[tuple[str, str, str, bool]]:
+    yield from _size_bars(view)
+    yield from _speed_bars(view)
+    yield from _other_bars(view)
+
+
+def _size_bars(view: View) -> Iterator[tuple[str, str, str, bool]]:
+    limits = [
+        (file, recipe, bar)
+        for file, both in SIZE_BARS.items()
+        for recipe, bar in zip(("default", "max"), both, strict=True)
+    ]
+    for file, recipe, bar in limits + [(file, "fast", bar) for file, bar in FAST_BARS.items()]:
+        percent = view.percent(file, recipe)
+        yield f"size of {file}, {recipe}", f"<= {bar:.2f} %", _shown(percent, 2, " %"), _at_most(percent, bar)
+    for file, bar in STRETCH.items():
+        found = [value for recipe in view.recipes if (value := view.percent(file, recipe)) is not None]
+        percent = min(found, default=None)
+        yield f"stretch: size of {file}", f"<= {bar:.2f} %", _shown(percent, 2, " %"), _at_most(percent, bar)
+    for file in view.files:
+        for recipe, over in (("max", 0), ("default", FAST_PEER_MB_S)):
+            best = view.fastest(file, view.others, over)
+            percent = view.percent(file, recipe)
+            which = f"every peer faster than {over} MB/s" if over else "every peer"
+            limit = f"< {best[0]:.2f} % {best[1]}" if best else "no peer"
+            holds = best is None or (percent is not None and percent < best[0])
+            yield f"{recipe} smaller than {which}: {file}", limit, _shown(percent, 2, " %"), holds
+
+
+def _speed_bars(view: View) -> Iterator[tuple[str, str, str, bool]]:
+    for group, recipe, belongs, *bars in SPEED_BARS:
+        for direction, bar in zip(("compress", "decompress"), bars, strict=True):
+            for file in filter(belongs, view.files):
+                plain, forced, _ = recipe.partition(FORCED)
+                ratio = view.ratio(file, f"brevis {recipe}", direction, ZIPNN + forced)
+                verified = view.ratio(file, f"brevis {plain}, verified{forced}", direction, ZIPNN + forced)
+                measured = f"{_shown(ratio, 2, 'x')}, verified {_shown(verified, 2, 'x')}"
+                bar_name = f"{direction} against ZipNN, {group}: {file}"
+                yield bar_name, f">= {bar}x", measured, ratio is not None and ratio >= bar
+
+
+def _other_bars(view: View) -> Iterator[tuple[str, str, str, bool]]:
+    for file in REPEATED:
+        for command, bar in (("archive", ARCHIVE_GB_S), ("restore", RESTORE_GB_S)):
+            speed = marginal_gb_s(view, file, command, 1)
+            holds = speed is not None and speed >= bar
+            yield f"{command} file to file, one worker: {file}", f">= {bar} GB/s", _shown(speed, 2, " GB/s"), holds
+        one, two = (wall(view, f"{file}{TIMES}", "archive", workers) for workers in (1, 2))
+        ratio = two["cpu_s"] / one["cpu_s"] if one and two else None
+        holds = _at_most(ratio, TWO_WORKERS)
+        yield f"CPU of two workers in that of one: {file}{TIMES}", f"<= {TWO_WORKERS}x", _shown(ratio, 2, "x"), holds
+    for share in view.results.shares:
+        if share["recipe"] == "default" and share["share"] is not None:
+            part = share["share"]
+            limit = f"<= {SEARCH_SHARE:.0%}"
+            yield (
+                f"search in the CPU time of large tensors: {share['file']}",
+                limit,
+                f"{part:.1%}",
+                part <= SEARCH_SHARE,
+            )
+        if share["recipe"] == "default":
+            seconds = share["calibration_s"]
+            yield (
+                f"calibration: {share['file']}",
+                f"<= {CALIBRATION_S:.0f} s",
+                f"{seconds:.1f} s",
+                (seconds <= CALIBRATION_S),
+            )
+
+
+def _at_most(value: float | None, bar: float) -> bool:
+    return value is not None and value <= bar + 1e-9
+
+
+def _shown(value: float | None, digits: int, unit: str) -> str:
+    return "not measured" if value is None else f"{value:.{digits}f}{unit}"
