@@ -195,8 +195,8 @@ class Hole:
         self.exact = sample.words.size == self.stream.n_words
         shared = depth > 0 and region is None
         known = setting.known
-        origin, above = known.origin(sample, shift)
-        key = (id(origin), above, width, closed)
+        base, base_shift = known.origin(sample, shift)
+        key = (id(base), base_shift, width, closed)
         earlier = known.judged.get(key) if shared else None
         if earlier is not None:
             _, verdict, literal = earlier
@@ -211,7 +211,7 @@ class Hole:
             self.summary, self.features = verdict.summary, verdict.features
             literal = self._with_lz(verdict.literal)
             if shared:
-                known.judged[key] = (origin, verdict, literal)
+                known.judged[key] = (base, verdict, literal)
         self.literal = literal
         self.plain_q8 = verdict.literal.bits_q8
         self.best_q8 = self.literal.bits_q8
