@@ -1,17 +1,13 @@
 """Tiles of words coded in the context of row and column scale, with AVX-512 (`scaled` of `operators/FORMAT.md`).
 
-A tile is 64 rows of the view. Its words are split into symbols and raw bits 64 columns at a time, and the symbols
-transposed in cache, so that a column of a tile is one vector of 64 symbols, a lane to a row. The rANS states of 64
-lanes are two vectors of high halves and two of low halves; frequencies have 12 bits, and a state takes in or gives
-up at most one half at a time. No step gathers from memory:
+The bytes are those of `operators.kernels.tiles`. The 64 symbols of a column of a tile are one vector, a lane to a
+row. The rANS states of 64 lanes are two vectors of high halves and two of low halves; frequencies have 12 bits,
+and a state takes in or gives up at most one half at a time. No step gathers from memory:
 
 - a symbol's frequency, start and reciprocal are permuted out of two registers each;
 - a slot finds its symbol by its bucket of 16 slots: the symbol of the bucket's first slot, or the next one beyond
   a limit. The last 128 slots, where rare symbols may crowd a bucket, have a table of their own;
 - words of the stream are expanded to the lanes that lack one, or compressed from the lanes that are full.
-
-Two vectors of 16-bit lanes that are packed into one of bytes lie in turns of 8 lanes. The rows of a column and the
-columns of a row are kept in this **packed** order between the steps.
 
 Source: Giesen, Interleaved entropy coders, 2014, for states in lanes of a vector.
 """
@@ -27,6 +23,17 @@ from numpy.typing import NDArray
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.lanes import gather_bits
 from operators.kernels.memory import copy_bytes
+from operators.kernels.tile_planes_avx512 import (
+    COLUMN_BYTES,
+    ESCAPE,
+    FIXED_BYTES,
+    fetch_part,
+    field_at,
+    merge_tile,
+    row_at,
+    split_tile,
+    view_of,
+)
 from operators.kernels.vectors import (
     address,
     all_bytes,
@@ -35,8 +42,6 @@ from operators.kernels.vectors import (
     all_words,
     bits_of_bytes,
     bits_of_words,
-    byte_mask,
-    bytes_as_words,
     choose_bytes,
     choose_words,
     compress_words,
@@ -45,52 +50,41 @@ from operators.kernels.vectors import (
     count_trailing_zeros,
     even_words,
     expand_words,
-    fetch_to_read,
-    fetch_to_write,
     high_product,
     interleave_first,
     interleave_last,
-    item_bytes,
-    least_bytes,
-    least_words,
     load_bytes,
-    load_some_bytes,
-    load_some_words,
     load_word,
     load_words,
-    natural_to_packed,
     odd_of_second,
     odd_words,
     pack_dwords,
     pack_words,
-    packed_to_natural,
     pick_byte,
     pick_byte_of_two,
     pick_word_of_two,
     quads_as_dwords,
     shift_pair,
+    store_byte,
     store_bytes,
-    store_some_bytes,
     store_some_words,
     store_word,
     store_words,
-    transpose,
     unpack_high_words,
     unpack_low_words,
     widen_high,
     widen_low,
     word_mask,
-    words_as_bytes,
     words_as_quads,
 )
 
 LANES = 64
+START = 1 << 16
+"""State of a lane after its last symbol is decoded, but for its seed."""
 PAIR_BYTES, PAIR_ESCAPES = 4 * LANES, 2 * LANES
 """Room that the words of a pair of columns may take: without it the encoder gives up."""
-_ESCAPE = 63
-_SLOTS = 4096
-_OWN_SLOTS = 128
-"""Slots at the end of the range whose symbols have a table of their own."""
+_SLOTS, _OWN_SLOTS = 4096, 128
+"""Slots, and those at their end whose symbols have a table of their own."""
 
 # A table of the encoder, by symbol: four tables of u16, and one of bytes that maps symbols without slots to escapes.
 _E_START, _E_LOW, _E_HIGH, _E_SYMBOLS = 128, 256, 384, 512
@@ -100,18 +94,12 @@ ENCODER_BYTES = 576
 _D_LIMIT, _D_OWN, _D_SYMBOL, _D_FREQUENCY, _D_START = 256, 512, 640, 704, 832
 DECODER_BYTES = 960
 
-# Scratch: whatever its alignment, then 64 x 64 symbols, as many raw fields, the end of the stream; by column,
-# vectors of symbols, top values, scales of pairs, and the last block of raw bits with its seeds.
-_X, _U, _STREAM_END, _BY_COLUMN = 0, 4096, 8192, 8192 + 1024
-_STREAM_END_BYTES = 320
-SCRATCH_BYTES = 64 + _BY_COLUMN + 64 * 64 + 64
-SCRATCH_BYTES_PER_COLUMN = 64 + 2 + 4 + 120
+# Scratch: whatever its alignment, the end of the stream and what a tile takes; then the scales of pairs by column
+# and the last block of raw bits.
+_END_BYTES, _STREAM_BYTES = PAIR_BYTES + 64, 1024
+SCRATCH_BYTES = 64 + _STREAM_BYTES + FIXED_BYTES + 64
+SCRATCH_BYTES_PER_COLUMN = COLUMN_BYTES + 4 + 8 * 15
 """What the kernels need of scratch: `SCRATCH_BYTES` and so much more for each column."""
-
-
-@inlined
-def _u64(value: Any) -> Any:
-    return np.uint64(value)
 
 
 # -- tables -------------------------------------------------------------------------------------
@@ -162,7 +150,7 @@ def encoder_tables(frequencies: NDArray[np.uint16], out: NDArray[np.uint8]) -> N
             _put_u16(out, t, _E_START + 2 * s, start)
             _put_u16(out, t, _E_LOW + 2 * s, reciprocal & 0xFFFF)
             _put_u16(out, t, _E_HIGH + 2 * s, reciprocal >> 16)
-            out[t, _E_SYMBOLS + s] = np.uint8(s if frequency != 0 and s != _ESCAPE else 0x80 | _ESCAPE)
+            out[t, _E_SYMBOLS + s] = np.uint8(s if frequency != 0 and s != ESCAPE else 0x80 | ESCAPE)
 
 
 @kernel("out")
@@ -196,287 +184,6 @@ def decoder_tables(frequencies: NDArray[np.uint16], out: NDArray[np.uint8]) -> N
                 out[t, _D_OWN + slot - (_SLOTS - _OWN_SLOTS)] = np.uint8(rank)
 
 
-# -- words, symbols and raw bits ------------------------------------------------------------------
-
-
-@inlined
-def _byte_shift(x: Any, n: Any) -> Any:
-    """Return bytes shifted right by the lanes of `n`; what comes in from the neighbour is for the caller to mask."""
-    return words_as_bytes(bytes_as_words(x) >> n)
-
-
-@inlined
-def _byte_shift_up(x: Any, n: Any) -> Any:
-    return words_as_bytes(bytes_as_words(x) << n)
-
-
-@inlined
-def _swap(x: Any, low_bit: Any, distance: Any) -> Any:
-    """Exchange bit `low_bit`, a mask, with the one `distance` above it."""
-    t = ((x >> distance) ^ x) & low_bit
-    return x ^ t ^ (t << distance)
-
-
-@inlined
-def _swap_bytes(x: Any, low_bit: Any, distance: Any) -> Any:
-    t = (_byte_shift(x, distance) ^ x) & low_bit
-    return x ^ t ^ _byte_shift_up(t, distance)
-
-
-@inlined
-def _symbols(x: Any, top: Any, low: Any, field_mask: Any) -> Any:
-    """Return symbols of words."""
-    field = (x >> low) & field_mask
-    escape = all_words(np.uint16(_ESCAPE))
-    return choose_words(field <= top, least_words(top - field, escape), escape)
-
-
-@inlined
-def _byte_symbols(x: Any, top: Any, low: Any, field_mask: Any) -> Any:
-    field = _byte_shift(x, low) & field_mask
-    escape = all_bytes(np.uint8(_ESCAPE))
-    return choose_bytes(field <= top, least_bytes(top - field, escape), escape)
-
-
-@inlined
-def _packed_row(j: Any) -> Any:
-    """Return the place of row `j` of a tile in packed order."""
-    return ((j & _u64(24)) << _u64(1)) | ((j >> _u64(5)) << _u64(3)) | (j & _u64(7))
-
-
-@inlined
-def _flip_bits(flips: Any, c: Any, some: Any, wide: Any) -> Any:
-    """Return the flips of 64 columns as bytes, in the order of their symbols."""
-    x = load_some_bytes(some, flips + c)
-    return natural_to_packed(x) if wide else x
-
-
-@inlined
-def _turn(x: Any, n: Any) -> Any:
-    """Return bytes whose bits are moved up by `n` (or down), which those that the caller masks out may cross."""
-    pair = bytes_as_words(x)
-    return words_as_bytes(shift_pair(pair, pair, all_words(np.uint16(n & 15))))
-
-
-@inlined
-def _pack_part(u: Any, raw: Any, columns: Any, width: Any, offset: Any, some: Any, wide: Any) -> None:
-    """Pack `width` bits of each of the 64 x 64 bytes at `u`, from bit `offset` on, into byte rows at `raw`."""
-    n_rows = 8 * width
-    for i in range(n_rows):
-        held = all_bytes(np.uint8(0))
-        for j in range(8 // width):
-            mask = all_bytes(np.uint8(((1 << width) - 1) << width * j))
-            held |= _turn(load_bytes(u + _u64(64 * (i + n_rows * j))), width * j - offset) & mask
-        store_some_bytes(some, raw + _u64(i) * columns, packed_to_natural(held) if wide else held)
-
-
-@inlined
-def _unpack_part(u: Any, raw: Any, columns: Any, width: Any, offset: Any, some: Any, wide: Any) -> None:
-    """Inverse of `_pack_part`; other bits at `u` are kept, but for a part of 4 bits."""
-    n_rows = 8 * width
-    mask = all_bytes(np.uint8(((1 << width) - 1) << offset))
-    for i in range(n_rows):
-        held = load_some_bytes(some, raw + _u64(i) * columns)
-        if wide:
-            held = natural_to_packed(held)
-        for j in range(8 // width):
-            place = u + _u64(64 * (i + n_rows * j))
-            part = _turn(held, offset - width * j) & mask
-            store_bytes(place, part if width == 4 else part | load_bytes(place))
-
-
-@inlined
-def _pack_parts(u: Any, raw: Any, columns: Any, n_bits: Any, some: Any, wide: Any) -> None:
-    """Pack 64 x 64 fields of fewer than 8 bits at `u` into byte rows of `columns` bytes: parts of 4, 2 and 1."""
-    if n_bits & 4:
-        _pack_part(u, raw, columns, 4, 0, some, wide)
-    if n_bits & 2:
-        _pack_part(u, raw + _u64(8 * (n_bits & 4)) * columns, columns, 2, n_bits & 4, some, wide)
-    if n_bits & 1:
-        _pack_part(u, raw + _u64(8 * (n_bits & 6)) * columns, columns, 1, n_bits & 6, some, wide)
-
-
-@inlined
-def _unpack_parts(u: Any, raw: Any, columns: Any, n_bits: Any, some: Any, wide: Any) -> None:
-    """Inverse of `_pack_parts`."""
-    if n_bits & 4:
-        _unpack_part(u, raw, columns, 4, 0, some, wide)
-    else:
-        for j in range(64):
-            store_bytes(u + _u64(64 * j), all_bytes(np.uint8(0)))
-    if n_bits & 2:
-        _unpack_part(u, raw + _u64(8 * (n_bits & 4)) * columns, columns, 2, n_bits & 4, some, wide)
-    if n_bits & 1:
-        _unpack_part(u, raw + _u64(8 * (n_bits & 6)) * columns, columns, 1, n_bits & 6, some, wide)
-
-
-@inlined
-def _fetch_words(words: Any, rows: Any, first: Any, columns: Any, pair: Any, to_write: Any) -> None:
-    """Prefetch, as one of the ``columns / 2`` parts of a tile's words, two rows of 64 columns."""
-    n_bytes = item_bytes(words)
-    for j in range(2 * (pair & 31), 2 * (pair & 31) + 2):
-        place = (np.int64(rows[first + j]) * columns + 2 * (pair & ~31)) * n_bytes
-        for line in range(n_bytes):
-            if to_write:
-                fetch_to_write(address(words) + _u64(place + 64 * line))
-            else:
-                fetch_to_read(address(words) + _u64(place + 64 * line))
-
-
-@inlined
-def _fetch_raw(block: Any, n_raw: Any, pair: Any, to_write: Any) -> None:
-    """Prefetch, as one of the ``columns / 2`` parts of a block of raw bits, its share."""
-    for place in range(16 * n_raw * pair, 16 * n_raw * (pair + 1), 64):
-        if to_write:
-            fetch_to_write(block + _u64(place))
-        else:
-            fetch_to_read(block + _u64(place))
-
-
-@inlined
-def _split(
-    words: Any, rows: Any, first: Any, columns: Any, geometry: Any, flips: Any, tops: Any, base: Any, raw: Any, xt: Any
-) -> None:
-    """Split the 64 rows from `first` on into vectors of symbols at `xt` and a block of raw bits at `raw`."""
-    wide = item_bytes(words) == 2
-    n_bytes = _u64(item_bytes(words))
-    low, n_field, signed = np.uint16(geometry[0]), _u64(geometry[2]), geometry[3]
-    n_raw = _u64(geometry[0] + (1 if signed else 0))
-    distance = all_words(np.uint16(_u64(8) * n_bytes - _u64(1) - _u64(low)))
-    sign_bit = np.uint16(_u64(1 if signed else 0) << _u64(low))
-    low_mask = np.uint16((_u64(1) << _u64(low)) - _u64(1))
-    field_mask = np.uint16((_u64(1) << n_field) - _u64(1))
-    low_bit = np.uint16(_u64(1) << _u64(low))
-    down = all_words(low)
-    rest = _u64(8) if n_raw >= _u64(8) else _u64(0)
-    x, u = base + _u64(_X), base + _u64(_U)
-    for c in range(_u64(0), columns, _u64(64)):
-        n = min(columns - c, _u64(64))
-        some_bits = ~_u64(0) >> (_u64(64) - n)
-        some = byte_mask(some_bits)
-        some_a, some_b = word_mask(some_bits), word_mask(some_bits >> _u64(32))
-        flipped = load_some_bytes(some, flips + c)
-        if wide:
-            flipped = natural_to_packed(flipped)
-        top = load_words(tops + c * _u64(2))
-        top_b = load_words(tops + c * _u64(2) + _u64(64))
-        byte_top = packed_to_natural(pack_words(top, top_b))
-        fifteen = all_words(np.uint16(15))
-        flip, flip_b = widen_low(flipped) << fifteen, widen_high(flipped) << fifteen
-        byte_flip = _byte_shift_up(flipped, all_words(np.uint16(7)))
-        for j in range(_u64(64)):
-            row = address(words) + (_u64(rows[first + j]) * columns + c) * n_bytes
-            if wide:
-                a, b = load_some_words(some_a, row), load_some_words(some_b, row + _u64(64))
-                if signed == 2:
-                    a = _swap(a ^ flip, all_words(low_bit), distance)
-                    b = _swap(b ^ flip_b, all_words(low_bit), distance)
-                mask = all_words(field_mask)
-                symbols = pack_words(_symbols(a, top, down, mask), _symbols(b, top_b, down, mask))
-                keep, sign = all_words(low_mask), all_words(sign_bit)
-                a = (a & keep) | ((a >> distance) & sign)
-                b = (b & keep) | ((b >> distance) & sign)
-                if rest:
-                    byte = all_words(np.uint16(255))
-                    lows = packed_to_natural(pack_words(a & byte, b & byte))
-                    store_some_bytes(some, raw + j * columns + c, lows)
-                up = all_words(np.uint16(rest))
-                raws = pack_words(a >> up, b >> up)
-            else:
-                y = load_some_bytes(some, row)
-                if signed == 2:
-                    y = _swap_bytes(y ^ byte_flip, all_bytes(np.uint8(low_bit)), distance)
-                symbols = _byte_symbols(y, byte_top, down, all_bytes(np.uint8(field_mask)))
-                raws = (y & all_bytes(np.uint8(low_mask))) | (_byte_shift(y, distance) & all_bytes(np.uint8(sign_bit)))
-            store_bytes(x + _packed_row(j) * _u64(64), symbols)
-            store_bytes(u + j * _u64(64), raws)
-        _pack_parts(u, raw + rest * _u64(8) * columns + c, columns, np.int64(n_raw - rest), some, wide)
-        # Byte 16 q + i of a row is column 8 q + i, or 32 + 8 q + i - 8, in packed order.
-        part, high = (_u64(8), _u64(32)) if wide else (_u64(16), _u64(8))
-        for q in range(_u64(4)):
-            source, to = x + q * _u64(16), xt + (c + q * part) * _u64(64)
-            transpose(source, source + _u64(512), _u64(1024), to, to + high * _u64(64))
-
-
-@inlined
-def _merge(
-    words: Any, rows: Any, first: Any, columns: Any, geometry: Any, flips: Any, tops: Any, base: Any, raw: Any, xt: Any
-) -> None:
-    """Inverse of `_split`; fields of escapes are in the words already, where they belong."""
-    wide = item_bytes(words) == 2
-    n_bytes = _u64(item_bytes(words))
-    low, n_field, signed = np.uint16(geometry[0]), _u64(geometry[2]), geometry[3]
-    n_raw = _u64(geometry[0] + (1 if signed else 0))
-    distance = all_words(np.uint16(_u64(8) * n_bytes - _u64(1) - _u64(low)))
-    sign_bit = np.uint16(_u64(1 if signed else 0) << _u64(low))
-    low_mask = np.uint16((_u64(1) << _u64(low)) - _u64(1))
-    field_mask = np.uint16((_u64(1) << n_field) - _u64(1))
-    low_bit = np.uint16(_u64(1) << _u64(low))
-    up = all_words(low)
-    rest = _u64(8) if n_raw >= _u64(8) else _u64(0)
-    x, u = base + _u64(_X), base + _u64(_U)
-    part, high = (_u64(8), _u64(32)) if wide else (_u64(16), _u64(8))
-    for c in range(_u64(0), columns, _u64(64)):
-        n = min(columns - c, _u64(64))
-        some_bits = ~_u64(0) >> (_u64(64) - n)
-        some = byte_mask(some_bits)
-        some_a, some_b = word_mask(some_bits), word_mask(some_bits >> _u64(32))
-        for q in range(_u64(4)):
-            source = xt + c * _u64(64) + q * _u64(16)
-            to = x + q * _u64(1024)
-            transpose(source, source + high * _u64(64), part * _u64(64), to, to + _u64(512))
-        _unpack_parts(u, raw + rest * _u64(8) * columns + c, columns, np.int64(n_raw - rest), some, wide)
-        flipped = load_some_bytes(some, flips + c)
-        if wide:
-            flipped = natural_to_packed(flipped)
-        top = load_words(tops + c * _u64(2))
-        top_b = load_words(tops + c * _u64(2) + _u64(64))
-        byte_top = packed_to_natural(pack_words(top, top_b))
-        fifteen = all_words(np.uint16(15))
-        flip, flip_b = widen_low(flipped) << fifteen, widen_high(flipped) << fifteen
-        byte_flip = _byte_shift_up(flipped, all_words(np.uint16(7)))
-        for j in range(_u64(64)):
-            row = address(words) + (_u64(rows[first + j]) * columns + c) * n_bytes
-            symbols = load_bytes(x + _packed_row(j) * _u64(64))
-            raws = load_bytes(u + j * _u64(64))
-            escaped = symbols == all_bytes(np.uint8(_ESCAPE))
-            if wide:
-                mask = all_words(field_mask)
-                a = ((top - widen_low(symbols)) & mask) << up
-                b = ((top_b - widen_high(symbols)) & mask) << up
-                if bits_of_bytes(escaped):
-                    escape = all_words(np.uint16(_ESCAPE))
-                    held = load_some_words(some_a, row) & (mask << up)
-                    a = choose_words(widen_low(symbols) == escape, held, a)
-                    held = load_some_words(some_b, row + _u64(64)) & (mask << up)
-                    b = choose_words(widen_high(symbols) == escape, held, b)
-                above = all_words(np.uint16(rest))
-                raw_a, raw_b = widen_low(raws) << above, widen_high(raws) << above
-                if rest:
-                    lows = natural_to_packed(load_some_bytes(some, raw + j * columns + c))
-                    raw_a |= widen_low(lows)
-                    raw_b |= widen_high(lows)
-                keep, sign = all_words(low_mask), all_words(sign_bit)
-                a |= (raw_a & keep) | ((raw_a & sign) << distance)
-                b |= (raw_b & keep) | ((raw_b & sign) << distance)
-                if signed == 2:
-                    a = _swap(a, all_words(low_bit), distance) ^ flip
-                    b = _swap(b, all_words(low_bit), distance) ^ flip_b
-                store_some_words(some_a, row, a)
-                store_some_words(some_b, row + _u64(64), b)
-            else:
-                byte_field = all_bytes(np.uint8(field_mask))
-                y = _byte_shift_up((byte_top - symbols) & byte_field, up)
-                if bits_of_bytes(escaped):
-                    y = choose_bytes(escaped, load_some_bytes(some, row) & _byte_shift_up(byte_field, up), y)
-                y |= (raws & all_bytes(np.uint8(low_mask))) | _byte_shift_up(
-                    raws & all_bytes(np.uint8(sign_bit)), distance
-                )
-                if signed == 2:
-                    y = _swap_bytes(y, all_bytes(np.uint8(low_bit)), distance) ^ byte_flip
-                store_some_bytes(some, row, y)
-
-
 # -- contexts -------------------------------------------------------------------------------------
 
 
@@ -507,9 +214,10 @@ def _table(scale: Any, column: Any, column_scales: Any, levels: Any, tables: Any
 
 
 @inlined
-def _lane_bits(bits: Any) -> Any:
-    """Return bits of the lanes of a vector in packed order as two numbers of 32 lanes each."""
-    return gather_bits(bits, _u64(0x00FF00FF00FF00FF)), gather_bits(bits, _u64(0xFF00FF00FF00FF00))
+def _lanes(bits: Any) -> Any:
+    """Return the lanes of bits in packed order."""
+    low = gather_bits(bits, np.uint64(0x00FF00FF00FF00FF))
+    return low | (gather_bits(bits, np.uint64(0xFF00FF00FF00FF00)) << np.uint64(32))
 
 
 # -- states ---------------------------------------------------------------------------------------
@@ -517,104 +225,103 @@ def _lane_bits(bits: Any) -> Any:
 
 @inlined
 def _load_states(states: Any) -> Any:
-    """Return high and low halves of 64 states: of lanes 0..31, then of the others."""
-    a, b = load_words(states), load_words(states + _u64(64))
-    c, d = load_words(states + _u64(128)), load_words(states + _u64(192))
+    """Return high and low halves of 64 states: of lanes 0 to 31, then of the others."""
+    a, b = load_words(states), load_words(states + 64)
+    c, d = load_words(states + 128), load_words(states + 192)
     return odd_words(a, b), even_words(a, b), odd_words(c, d), even_words(c, d)
 
 
 @inlined
 def _store_states(states: Any, high: Any, low: Any, high_b: Any, low_b: Any) -> None:
     store_words(states, interleave_first(low, high))
-    store_words(states + _u64(64), interleave_last(low, high))
-    store_words(states + _u64(128), interleave_first(low_b, high_b))
-    store_words(states + _u64(192), interleave_last(low_b, high_b))
+    store_words(states + 64, interleave_last(low, high))
+    store_words(states + 128, interleave_first(low_b, high_b))
+    store_words(states + 192, interleave_last(low_b, high_b))
+
+
+@inlined
+def _take_seeds(states: Any, n_seeded: Any, seeds: Any) -> None:
+    """Start from the seeds, ``n_seeded / 2`` words at the address `seeds`."""
+    for lane in range(states.size):
+        states[lane] = np.uint32(START + (load_word(seeds + 2 * lane) if 2 * lane < n_seeded else 0))
+
+
+@inlined
+def _put_seeds(states: Any, n_seeded: Any, seeds: Any) -> Any:
+    """Write the seeds in the last states; return whether these are those of a writer."""
+    for lane in range(states.size):
+        seed = np.int64(states[lane]) ^ START
+        if 2 * lane < n_seeded:
+            store_word(seeds + 2 * lane, np.uint16(seed & 0xFFFF))
+            seed >>= 16
+        if seed != 0:
+            return False
+    return True
 
 
 # -- encoding -------------------------------------------------------------------------------------
 
 
 @inlined
-def _quotient_pair(x: Any, r: Any) -> Any:
+def _quotients(x: Any, r: Any) -> Any:
     """Return ``x * r >> 32`` of 16 numbers of 32 bits each."""
-    half, mask = all_quads(_u64(32)), all_quads(_u64(0xFFFFFFFF))
-    even = (words_as_quads(x) & mask) * (words_as_quads(r) & mask)
+    half, low = all_quads(32), all_quads(0xFFFFFFFF)
+    even = (words_as_quads(x) & low) * (words_as_quads(r) & low)
     odd = (words_as_quads(x) >> half) * (words_as_quads(r) >> half)
     return odd_of_second(quads_as_dwords(even >> half), quads_as_dwords(odd))
 
 
 @inlined
-def _encode_half(high: Any, low: Any, places: Any, table: Any, at: Any) -> Any:
+def _encode_half(high: Any, low: Any, symbols: Any, table: Any, at: Any) -> Any:
     """Encode a symbol in each of 32 lanes; return their states and the stream's new start."""
-    zero, one, twelve = all_words(np.uint16(0)), all_words(np.uint16(1)), all_words(np.uint16(12))
-    frequency = pick_word_of_two(load_words(table), places, load_words(table + _u64(64)))
-    start = pick_word_of_two(load_words(table + _u64(_E_START)), places, load_words(table + _u64(_E_START + 64)))
-    r_low = pick_word_of_two(load_words(table + _u64(_E_LOW)), places, load_words(table + _u64(_E_LOW + 64)))
-    r_high = pick_word_of_two(load_words(table + _u64(_E_HIGH)), places, load_words(table + _u64(_E_HIGH + 64)))
+    frequency = pick_word_of_two(load_words(table), symbols, load_words(table + 64))
+    start = pick_word_of_two(load_words(table + _E_START), symbols, load_words(table + _E_START + 64))
+    r_low = pick_word_of_two(load_words(table + _E_LOW), symbols, load_words(table + _E_LOW + 64))
+    r_high = pick_word_of_two(load_words(table + _E_HIGH), symbols, load_words(table + _E_HIGH + 64))
     # A state of f << 20 or more gives up its low half.
-    full = high >= (frequency << all_words(np.uint16(4)))
+    full = high >= (frequency << all_words(4))
     n = count_bits(bits_of_words(full))
-    at -= n + n
-    store_some_words(word_mask((_u64(1) << n) - _u64(1)), at, compress_words(low, zero, full))
-    low, high = choose_words(full, high, low), choose_words(full, zero, high)
-    q = _quotient_pair(unpack_low_words(low, high), unpack_low_words(r_low, r_high))
-    q_b = _quotient_pair(unpack_high_words(low, high), unpack_high_words(r_low, r_high))
-    # The quotient is below 2**20 and right or one too small, which a remainder of f or more tells.
-    keep, four = all_dwords(np.uint32(0xFFFF)), all_dwords(np.uint32(4))
-    q_low, high = pack_dwords(q & keep, q_b & keep), pack_dwords(q >> four, q_b >> four)
+    at -= 2 * np.int64(n)
+    store_some_words(word_mask((np.uint64(1) << n) - np.uint64(1)), at, compress_words(low, all_words(0), full))
+    low, high = choose_words(full, high, low), choose_words(full, all_words(0), high)
+    q = _quotients(unpack_low_words(low, high), unpack_low_words(r_low, r_high))
+    q_b = _quotients(unpack_high_words(low, high), unpack_high_words(r_low, r_high))
+    # The quotient is below 2**20, and right or one too small: then the remainder is f or more.
+    q_low = pack_dwords(q & all_dwords(0xFFFF), q_b & all_dwords(0xFFFF))
+    high = pack_dwords(q >> all_dwords(4), q_b >> all_dwords(4))
     remainder = low - q_low * frequency
     slot = remainder + start
-    slot = choose_words(remainder >= frequency, slot + (all_words(np.uint16(_SLOTS)) - frequency), slot)
-    low = (q_low << twelve) + slot
-    return choose_words(low < slot, high + one, high), low, at
+    slot = choose_words(remainder >= frequency, slot + (all_words(_SLOTS) - frequency), slot)
+    low = (q_low << all_words(12)) + slot
+    return choose_words(low < slot, high + all_words(1), high), low, at
 
 
 @inlined
-def _encode_vector(symbols: Any, table: Any, high: Any, low: Any, high_b: Any, low_b: Any, at: Any) -> Any:
-    """Encode a symbol, bytes in packed order, in each of 64 lanes."""
+def _encode_column(
+    view: Any,
+    rows: Any,
+    column: Any,
+    table: Any,
+    high: Any,
+    low: Any,
+    high_b: Any,
+    low_b: Any,
+    at: Any,
+    escapes: Any,
+) -> Any:
+    """Encode a column of a tile in 64 lanes; return their states, and the new starts of stream and escapes."""
+    symbols = pick_byte(load_bytes(table + _E_SYMBOLS), load_bytes(view.symbols + 64 * column))
+    lanes = bits_of_bytes(symbols >= all_bytes(0x80))
+    if lanes:
+        lanes = _lanes(lanes)
+        while lanes:
+            j = np.int64(63) - np.int64(count_leading_zeros(lanes))
+            lanes ^= np.uint64(1) << np.uint64(j)
+            escapes -= 2
+            store_word(escapes, np.uint16(field_at(view, row_at(view, rows, j), column)))
     high_b, low_b, at = _encode_half(high_b, low_b, widen_high(symbols), table, at)
     high, low, at = _encode_half(high, low, widen_low(symbols), table, at)
-    return high, low, high_b, low_b, at
-
-
-@inlined
-def _field(words: Any, row: Any, column: Any, columns: Any, flips: Any, geometry: Any) -> Any:
-    """Return the field of a word."""
-    place = row * columns + column
-    width = item_bytes(words) << 3
-    low, n_field = _u64(geometry[0]), _u64(geometry[2])
-    word = _u64(words[place])
-    if geometry[3] == 2:
-        top = _u64(width - 1)
-        word ^= _u64(flips[column]) << top
-        t = ((word >> (top - low)) ^ word) & (_u64(1) << low)
-        word ^= t
-    return (word >> low) & ((_u64(1) << n_field) - _u64(1))
-
-
-@inlined
-def _put_escapes(
-    bits: Any,
-    words: Any,
-    rows: Any,
-    first: Any,
-    column: Any,
-    columns: Any,
-    flips: Any,
-    geometry: Any,
-    escapes: Any,
-    n_escapes: Any,
-) -> Any:
-    """Write the fields of the lanes of `bits` (packed order) before `n_escapes`; return where they start."""
-    half_a, half_b = _lane_bits(bits)
-    lanes = half_a | (half_b << _u64(32))
-    while lanes != _u64(0):
-        lane = _u64(63) - count_leading_zeros(lanes)
-        lanes ^= _u64(1) << lane
-        n_escapes -= 1
-        row = _u64(rows[first + lane])
-        escapes[n_escapes] = np.uint16(_field(words, row, column, columns, flips, geometry))
-    return n_escapes
+    return high, low, high_b, low_b, at, escapes
 
 
 @kernel("raw", "stream", "states", "escapes", "scratch")
@@ -673,71 +380,53 @@ def encode_tiles(
     at, n_escapes : int
         `at` is -1 where there is too little room, or an escape has no slots.
     """
-    n_columns = _u64(columns)
-    n_tables = geometry[4]
-    n_raw = geometry[0] + (1 if geometry[3] else 0)
-    block = 8 * n_raw * columns
     two = states.size == 2 * LANES
-    base = (address(scratch) + _u64(63)) & ~_u64(63)
-    xt = base + _u64(_BY_COLUMN)
-    here = np.int64(base - address(scratch)) + _BY_COLUMN + 64 * columns + 4096
-    scales = scratch[here : here + 4 * columns].view(np.int32)
-    tops = scratch[here + 4 * columns : here + 6 * columns].view(np.uint16)
+    base = (address(scratch) + 63) & ~63
+    view = view_of(words, flips, columns, geometry, base + _STREAM_BYTES)
+    first_scale = base - address(scratch) + _STREAM_BYTES + FIXED_BYTES + COLUMN_BYTES * columns
+    scales = scratch[first_scale : first_scale + 4 * columns].view(np.int32)
+    first_top = view.tops - address(scratch)
+    tops = scratch[first_top : first_top + 2 * columns].view(np.uint16)
     _pair_scales(column_order, column_scales, scales)
-    start = address(stream)
-    p = start + _u64(at)
-    group, group_b = address(states), address(states) + (_u64(4 * LANES) if two else _u64(0))
+    block = 8 * view.raw * columns
     if is_last:
-        states[:] = np.uint32(1 << 16)
+        _take_seeds(states, 0, 0)
+    start, unused = address(stream), address(escapes)
+    p, e = start + at, unused + 2 * n_escapes
+    group = address(states)
+    odd_group = group + 4 * (states.size - LANES)
     for tile in range(tile_scales.size - 1, -1, -1):
         scale = np.int64(tile_scales[tile])
-        first = _u64(tile * LANES)
+        its_rows, out = address(rows) + 4 * LANES * tile, address(raw) + block * tile
         _set_tops(scale, scales, geometry, tops)
-        to = address(raw) + _u64(tile * block)
-        _split(words, rows, first, n_columns, geometry, address(flips), address(tops), base, to, xt)
+        split_tile(view, its_rows, out)
         if is_last and tile == tile_scales.size - 1:
             n_seeded = min(2 * states.size, block)
-            for lane in range(n_seeded >> 1):
-                seed = _u64(load_word(to + _u64(block - n_seeded + 2 * lane)))
-                states[lane] = np.uint32(seed | _u64(1 << 16))
+            _take_seeds(states, n_seeded, out + block - n_seeded)
         high, low, high_b, low_b = _load_states(group)
-        odd_high, odd_low, odd_high_b, odd_low_b = _load_states(group_b)
+        odd_high, odd_low, odd_high_b, odd_low_b = _load_states(odd_group)
         for pair in range((columns >> 1) - 1, -1, -1):
-            if p < start + _u64(PAIR_BYTES) or n_escapes < PAIR_ESCAPES:
-                return np.int64(-1), n_escapes
-            table = address(tables) + _u64(
-                _table(scale, column_order[2 * pair], column_scales, levels, n_tables) * ENCODER_BYTES
-            )
+            if p < start + PAIR_BYTES or e < unused + 2 * PAIR_ESCAPES:
+                return np.int64(-1), (e - unused) >> 1
             if tile != 0:
-                _fetch_words(words, rows, (tile - 1) * LANES, columns, pair, False)
-                _fetch_raw(to - _u64(block), n_raw, pair, True)
-            live = load_bytes(table + _u64(_E_SYMBOLS))
-            column = _u64(column_order[2 * pair + 1])
-            symbols = pick_byte(live, load_bytes(xt + column * _u64(64)))
-            bits = bits_of_bytes(symbols >= all_bytes(np.uint8(128)))
-            if bits:
-                n_escapes = _put_escapes(
-                    bits, words, rows, first, column, n_columns, flips, geometry, escapes, n_escapes
-                )
+                fetch_part(view, its_rows - 4 * LANES, out - block, pair, False)
+            column = np.int64(column_order[2 * pair])
+            table = address(tables) + ENCODER_BYTES * _table(scale, column, column_scales, levels, geometry[4])
             if not two:
                 odd_high, odd_low, odd_high_b, odd_low_b = high, low, high_b, low_b
-            odd_high, odd_low, odd_high_b, odd_low_b, p = _encode_vector(
-                symbols, table, odd_high, odd_low, odd_high_b, odd_low_b, p
+            second = np.int64(column_order[2 * pair + 1])
+            odd_high, odd_low, odd_high_b, odd_low_b, p, e = _encode_column(
+                view, its_rows, second, table, odd_high, odd_low, odd_high_b, odd_low_b, p, e
             )
-            column = _u64(column_order[2 * pair])
-            symbols = pick_byte(live, load_bytes(xt + column * _u64(64)))
-            bits = bits_of_bytes(symbols >= all_bytes(np.uint8(128)))
-            if bits:
-                n_escapes = _put_escapes(
-                    bits, words, rows, first, column, n_columns, flips, geometry, escapes, n_escapes
-                )
             if not two:
                 high, low, high_b, low_b = odd_high, odd_low, odd_high_b, odd_low_b
-            high, low, high_b, low_b, p = _encode_vector(symbols, table, high, low, high_b, low_b, p)
+            high, low, high_b, low_b, p, e = _encode_column(
+                view, its_rows, column, table, high, low, high_b, low_b, p, e
+            )
         if two:
-            _store_states(group_b, odd_high, odd_low, odd_high_b, odd_low_b)
+            _store_states(odd_group, odd_high, odd_low, odd_high_b, odd_low_b)
         _store_states(group, high, low, high_b, low_b)
-    return np.int64(p - start), n_escapes
+    return p - start, (e - unused) >> 1
 
 
 # -- decoding -------------------------------------------------------------------------------------
@@ -746,92 +435,64 @@ def encode_tiles(
 @inlined
 def _decode_half(high: Any, low: Any, ranks: Any, table: Any, at: Any) -> Any:
     """Take a symbol from each of 32 lanes by its rank, and words for those that run empty."""
-    zero, one, four = all_words(np.uint16(0)), all_words(np.uint16(1)), all_words(np.uint16(4))
-    frequencies, starts = table + _u64(_D_FREQUENCY), table + _u64(_D_START)
-    frequency = pick_word_of_two(load_words(frequencies), ranks, load_words(frequencies + _u64(64)))
-    start = pick_word_of_two(load_words(starts), ranks, load_words(starts + _u64(64)))
-    remainder = (low & all_words(np.uint16(_SLOTS - 1))) - start
-    q_low, q_high = shift_pair(high, low, four), high >> all_words(np.uint16(12))
-    product = frequency * q_low
-    high = high_product(frequency, q_low) + frequency * q_high
-    low = product + remainder
-    high = choose_words(low < remainder, high + one, high)
-    empty = high == zero
+    frequencies, starts = table + _D_FREQUENCY, table + _D_START
+    frequency = pick_word_of_two(load_words(frequencies), ranks, load_words(frequencies + 64))
+    start = pick_word_of_two(load_words(starts), ranks, load_words(starts + 64))
+    remainder = (low & all_words(_SLOTS - 1)) - start
+    q_low = shift_pair(high, low, all_words(4))
+    high = high_product(frequency, q_low) + frequency * (high >> all_words(12))
+    low = frequency * q_low + remainder
+    high = choose_words(low < remainder, high + all_words(1), high)
+    empty = high == all_words(0)
     return (
         choose_words(empty, low, high),
         expand_words(load_words(at), low, empty),
-        at + (count_bits(bits_of_words(empty)) << _u64(1)),
+        at + 2 * np.int64(count_bits(bits_of_words(empty))),
     )
 
 
 @inlined
-def _decode_vector(table: Any, high: Any, low: Any, high_b: Any, low_b: Any, at: Any) -> Any:
-    """Take a symbol from each of 64 lanes; return states, the stream's place and symbols in packed order."""
-    byte, four = all_words(np.uint16(255)), all_words(np.uint16(4))
-    # A slot is a bucket of 8 bits and 4 more; both halves are taken as bytes, with what they have in common.
-    lows = pack_words(low & byte, low_b & byte)
-    buckets = pack_words((low >> four) & byte, (low_b >> four) & byte)
-    upper = buckets >= all_bytes(np.uint8(128))
-    limits = table + _u64(_D_LIMIT)
-    ranks = choose_bytes(
-        upper,
-        pick_byte_of_two(load_bytes(table + _u64(128)), buckets, load_bytes(table + _u64(192))),
-        pick_byte_of_two(load_bytes(table), buckets, load_bytes(table + _u64(64))),
+def _by_bucket(table: Any, buckets: Any) -> Any:
+    """Return the bytes of a table of 256."""
+    return choose_bytes(
+        buckets >= all_bytes(128),
+        pick_byte_of_two(load_bytes(table + 128), buckets, load_bytes(table + 192)),
+        pick_byte_of_two(load_bytes(table), buckets, load_bytes(table + 64)),
     )
-    limit = choose_bytes(
-        upper,
-        pick_byte_of_two(load_bytes(limits + _u64(128)), buckets, load_bytes(limits + _u64(192))),
-        pick_byte_of_two(load_bytes(limits), buckets, load_bytes(limits + _u64(64))),
-    )
-    ranks = choose_bytes(lows > limit, ranks + all_bytes(np.uint8(1)), ranks)
-    own = table + _u64(_D_OWN)
-    ranks = choose_bytes(
-        buckets >= all_bytes(np.uint8((_SLOTS - _OWN_SLOTS) >> 4)),
-        pick_byte_of_two(load_bytes(own), lows, load_bytes(own + _u64(64))),
-        ranks,
-    )
-    symbols = pick_byte(load_bytes(table + _u64(_D_SYMBOL)), ranks)
+
+
+@inlined
+def _decode_column(view: Any, column: Any, table: Any, high: Any, low: Any, high_b: Any, low_b: Any, at: Any) -> Any:
+    """Decode a column of a tile from 64 lanes; return their states, the stream's place, and bits of escapes."""
+    # A slot has 12 bits: its bucket is the upper 8, which have 4 in common with the lower 8.
+    slots = pack_words(low & all_words(255), low_b & all_words(255))
+    buckets = pack_words((low >> all_words(4)) & all_words(255), (low_b >> all_words(4)) & all_words(255))
+    ranks = _by_bucket(table, buckets)
+    ranks = choose_bytes(slots > _by_bucket(table + _D_LIMIT, buckets), ranks + all_bytes(1), ranks)
+    own = pick_byte_of_two(load_bytes(table + _D_OWN), slots, load_bytes(table + _D_OWN + 64))
+    ranks = choose_bytes(buckets >= all_bytes((_SLOTS - _OWN_SLOTS) >> 4), own, ranks)
+    symbols = pick_byte(load_bytes(table + _D_SYMBOL), ranks)
+    store_bytes(view.symbols + 64 * column, symbols)
     high, low, at = _decode_half(high, low, widen_low(ranks), table, at)
     high_b, low_b, at = _decode_half(high_b, low_b, widen_high(ranks), table, at)
-    return high, low, high_b, low_b, at, symbols
+    return high, low, high_b, low_b, at, bits_of_bytes(symbols == all_bytes(ESCAPE))
 
 
 @inlined
-def _take_escapes(
-    bits: Any,
-    words: Any,
-    rows: Any,
-    first: Any,
-    column: Any,
-    columns: Any,
-    low_bits: Any,
-    escapes: Any,
-    n_escapes: Any,
-) -> Any:
-    """Put the next escapes into the words of the lanes of `bits` (packed order); return the number of the one after."""
-    half_a, half_b = _lane_bits(bits)
-    lanes = half_a | (half_b << _u64(32))
-    while lanes != _u64(0):
-        lane = count_trailing_zeros(lanes)
-        lanes &= lanes - _u64(1)
-        place = _u64(rows[first + lane]) * columns + column
-        words[place] = _u64(escapes[n_escapes]) << _u64(low_bits)
-        n_escapes += 1
-    return n_escapes
-
-
-@inlined
-def _put_seeds(states: Any, n_seeded: Any, to: Any) -> Any:
-    """Write the seeds in the last states; return whether these are those of a writer."""
-    for lane in range(states.size):
-        state = _u64(states[lane])
-        seed = state & _u64(0xFFFF)
-        if 2 * lane < n_seeded:
-            store_word(to + _u64(2 * lane), np.uint16(seed))
-            seed = _u64(0)
-        if state >> _u64(16) != _u64(1) or seed != _u64(0):
-            return False
-    return True
+def _take_escapes(view: Any, rows: Any, column: Any, bits: Any, escapes: Any) -> Any:
+    """Put the next escapes where `merge_tile` looks for them; return the address of the one after."""
+    lanes = _lanes(bits)
+    while lanes:
+        j = np.int64(count_trailing_zeros(lanes))
+        lanes &= lanes - np.uint64(1)
+        row = row_at(view, rows, j)
+        field = np.int64(load_word(escapes)) << view.low
+        if view.n_bytes == 2:
+            store_word(row + 2 * column, np.uint16(field))
+        else:
+            store_byte(row + column, np.uint8(field))
+        escapes += 2
+    return escapes
 
 
 @kernel("states", "scratch", "words")
@@ -880,80 +541,64 @@ def decode_tiles(
     at, n_escapes : int
         `at` is -1 where the stream or the escapes end too soon, or the last states are not those of a writer.
     """
-    n_columns = _u64(columns)
-    n_tables = geometry[4]
-    n_raw = geometry[0] + (1 if geometry[3] else 0)
-    block = 8 * n_raw * columns
     two = states.size == 2 * LANES
-    base = (address(scratch) + _u64(63)) & ~_u64(63)
-    xt = base + _u64(_BY_COLUMN)
-    here = np.int64(base - address(scratch)) + _BY_COLUMN + 64 * columns + 4096
-    scales = scratch[here : here + 4 * columns].view(np.int32)
-    tops = scratch[here + 4 * columns : here + 6 * columns].view(np.uint16)
-    last_block = address(scratch) + _u64(here + 6 * columns)
+    base = (address(scratch) + 63) & ~63
+    view = view_of(words, flips, columns, geometry, base + _STREAM_BYTES)
+    first_scale = base - address(scratch) + _STREAM_BYTES + FIXED_BYTES + COLUMN_BYTES * columns
+    scales = scratch[first_scale : first_scale + 4 * columns].view(np.int32)
+    first_top = view.tops - address(scratch)
+    tops = scratch[first_top : first_top + 2 * columns].view(np.uint16)
     _pair_scales(column_order, column_scales, scales)
-    p = address(payload) + _u64(at)
-    finish = address(payload) + _u64(end)
-    # A pair takes at most 256 bytes and looks at 64 more: what is too near the end moves to scratch, once.
-    safe = finish - _u64(_STREAM_END_BYTES)
-    moved = False
-    group, group_b = address(states), address(states) + (_u64(4 * LANES) if two else _u64(0))
+    block = 8 * view.raw * columns
+    if is_last and tile_scales.size == 0 and not _put_seeds(states, 0, 0):
+        return np.int64(-1), n_escapes
+    p, e = address(payload) + at, address(escapes) + 2 * n_escapes
+    no_more = address(escapes) + 2 * escapes.size
+    # A pair takes at most 256 bytes and looks at 64 more: what is too near the end moves to the scratch, once.
+    safe, moved = address(payload) + end - _END_BYTES, False
+    group = address(states)
+    odd_group = group + 4 * (states.size - LANES)
     for tile in range(tile_scales.size):
         scale = np.int64(tile_scales[tile])
-        first = _u64(tile * LANES)
-        source = address(payload) + _u64(raw_at + tile * block)
+        its_rows, source = address(rows) + 4 * LANES * tile, address(payload) + raw_at + block * tile
         high, low, high_b, low_b = _load_states(group)
-        odd_high, odd_low, odd_high_b, odd_low_b = _load_states(group_b)
+        odd_high, odd_low, odd_high_b, odd_low_b = _load_states(odd_group)
         for pair in range(columns >> 1):
             if p > safe:
                 if moved:
                     return np.int64(-1), n_escapes
                 moved = True
-                to = base + _u64(_STREAM_END)
-                n = np.int64(finish - p)
-                copy_bytes(scratch, np.int64(to - address(scratch)), payload, end - n, n)
-                p, safe = to, to + _u64(n)
-            table = address(tables) + _u64(
-                _table(scale, column_order[2 * pair], column_scales, levels, n_tables) * DECODER_BYTES
-            )
-            _fetch_words(words, rows, tile * LANES, columns, pair, True)
-            _fetch_raw(source, n_raw, pair, False)
+                n = address(payload) + end - p
+                copy_bytes(scratch, base - address(scratch), payload, end - n, n)
+                p, safe = base, base + n
+            fetch_part(view, its_rows, source, pair, True)
+            column, second = np.int64(column_order[2 * pair]), np.int64(column_order[2 * pair + 1])
+            table = address(tables) + DECODER_BYTES * _table(scale, column, column_scales, levels, geometry[4])
             if not two:
                 high, low, high_b, low_b = odd_high, odd_low, odd_high_b, odd_low_b
-            column = _u64(column_order[2 * pair])
-            high, low, high_b, low_b, p, symbols = _decode_vector(table, high, low, high_b, low_b, p)
-            store_bytes(xt + column * _u64(64), symbols)
-            bits = bits_of_bytes(symbols == all_bytes(np.uint8(_ESCAPE)))
-            if bits:
-                if n_escapes + np.int64(count_bits(bits)) > escapes.size:
-                    return np.int64(-1), n_escapes
-                n_escapes = _take_escapes(bits, words, rows, first, column, n_columns, geometry[0], escapes, n_escapes)
+            high, low, high_b, low_b, p, escaped = _decode_column(view, column, table, high, low, high_b, low_b, p)
             if not two:
                 odd_high, odd_low, odd_high_b, odd_low_b = high, low, high_b, low_b
-            column = _u64(column_order[2 * pair + 1])
-            odd_high, odd_low, odd_high_b, odd_low_b, p, symbols = _decode_vector(
-                table, odd_high, odd_low, odd_high_b, odd_low_b, p
+            odd_high, odd_low, odd_high_b, odd_low_b, p, odd_escaped = _decode_column(
+                view, second, table, odd_high, odd_low, odd_high_b, odd_low_b, p
             )
-            store_bytes(xt + column * _u64(64), symbols)
-            bits = bits_of_bytes(symbols == all_bytes(np.uint8(_ESCAPE)))
-            if bits:
-                if n_escapes + np.int64(count_bits(bits)) > escapes.size:
+            if escaped | odd_escaped:
+                if e + 2 * np.int64(count_bits(escaped) + count_bits(odd_escaped)) > no_more:
                     return np.int64(-1), n_escapes
-                n_escapes = _take_escapes(bits, words, rows, first, column, n_columns, geometry[0], escapes, n_escapes)
+                e = _take_escapes(view, its_rows, column, escaped, e)
+                e = _take_escapes(view, its_rows, second, odd_escaped, e)
         if two:
             _store_states(group, high, low, high_b, low_b)
-        _store_states(group_b, odd_high, odd_low, odd_high_b, odd_low_b)
+        _store_states(odd_group, odd_high, odd_low, odd_high_b, odd_low_b)
         if moved and p > safe:
             return np.int64(-1), n_escapes
         if is_last and tile == tile_scales.size - 1:
-            n_seeded = min(2 * states.size, block)
-            if not _put_seeds(states, n_seeded, last_block + _u64(block - n_seeded)):
+            n_seeded, last = min(2 * states.size, block), address(scratch) + first_scale + 4 * columns
+            if not _put_seeds(states, n_seeded, last + block - n_seeded):
                 return np.int64(-1), n_escapes
-            copy_bytes(scratch, here + 6 * columns, payload, raw_at + tile * block, block - n_seeded)
-            source = last_block
+            copy_bytes(scratch, first_scale + 4 * columns, payload, raw_at + block * tile, block - n_seeded)
+            source = last
         _set_tops(scale, scales, geometry, tops)
-        _merge(words, rows, first, n_columns, geometry, address(flips), address(tops), base, source, xt)
-    if is_last and tile_scales.size == 0 and not _put_seeds(states, np.int64(0), last_block):
-        return np.int64(-1), n_escapes
-    left = safe - p if moved else finish - p
-    return end - np.int64(left), n_escapes
+        merge_tile(view, its_rows, source)
+    left = safe - p if moved else address(payload) + end - p
+    return end - left, (e - address(escapes)) >> 1

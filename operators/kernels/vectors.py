@@ -138,7 +138,7 @@ def _at(builder: Any, address: Any, kind: Any) -> Any:
 
 def _load(kind: Any) -> Any:
     return _define(
-        kind, [types.uint64], lambda builder, address: builder.load(_at(builder, address, _value(kind)), align=1)
+        kind, [types.int64], lambda builder, address: builder.load(_at(builder, address, _value(kind)), align=1)
     )
 
 
@@ -146,7 +146,7 @@ def _store(kind: Any) -> Any:
     def emit(builder: Any, address: Any, value: Any) -> None:
         builder.store(value, _at(builder, address, _value(kind)), align=1)
 
-    return _define(types.void, [types.uint64, kind], emit)
+    return _define(types.void, [types.int64, kind], emit)
 
 
 def _load_some(kind: Vector, mask: Vector) -> Any:
@@ -157,7 +157,7 @@ def _load_some(kind: Vector, mask: Vector) -> Any:
         load = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind.ir, kinds), name)
         return builder.call(load, [pointer, ir.IntType(32)(1), picked, kind.ir([0] * kind.lanes)])
 
-    return _define(kind, [mask, types.uint64], emit)
+    return _define(kind, [mask, types.int64], emit)
 
 
 def _store_some(kind: Vector, mask: Vector) -> Any:
@@ -168,16 +168,24 @@ def _store_some(kind: Vector, mask: Vector) -> Any:
         store = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), kinds), name)
         builder.call(store, [value, pointer, ir.IntType(32)(1), picked])
 
-    return _define(types.void, [mask, types.uint64, kind], emit)
+    return _define(types.void, [mask, types.int64, kind], emit)
 
 
-def _splat(kind: Vector, scalar: Any) -> Any:
-    def emit(builder: Any, value: Any) -> Any:
-        undefined = kind.ir(ir.Undefined)
-        first = builder.insert_element(undefined, value, ir.IntType(32)(0))
-        return builder.shuffle_vector(first, undefined, ir.VectorType(ir.IntType(32), kind.lanes)([0] * kind.lanes))
+def _splat(kind: Vector) -> Any:
+    lane = ir.IntType(kind.bits)
+    firsts = ir.VectorType(ir.IntType(32), kind.lanes)([0] * kind.lanes)
 
-    return _define(kind, [scalar], emit)
+    @intrinsic
+    def fill(typing: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            wide = args[0].type.width
+            scalar = builder.trunc(args[0], lane) if wide > kind.bits else builder.zext(args[0], lane)
+            first = builder.insert_element(kind.ir(ir.Undefined), scalar, ir.IntType(32)(0))
+            return builder.shuffle_vector(first, kind.ir(ir.Undefined), firsts)
+
+        return kind(value), codegen
+
+    return fill
 
 
 def _cast(kind: Vector, to: Vector) -> Any:
@@ -217,7 +225,7 @@ def address(typing: Any, array: Any) -> Any:
         data = context.make_array(sig.args[0])(context, builder, args[0]).data
         return builder.ptrtoint(data, ir.IntType(64))
 
-    return types.uint64(array), codegen
+    return types.int64(array), codegen
 
 
 @intrinsic
@@ -234,14 +242,14 @@ def _prefetch(to_write: bool) -> Any:
         fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         builder.call(fetch, [pointer, number(int(to_write)), number(2), number(1)])
 
-    return _define(types.void, [types.uint64], emit)
+    return _define(types.void, [types.int64], emit)
 
 
 # The line of an address, any address, is brought into the second level of the cache.
 fetch_to_read, fetch_to_write = _prefetch(False), _prefetch(True)
 load_bytes, load_words = _load(BYTES), _load(WORDS)
 store_bytes, store_words = _store(BYTES), _store(WORDS)
-load_byte, load_word = _load(types.uint8), _load(types.uint16)
+load_byte, load_word, load_dword = _load(types.uint8), _load(types.uint16), _load(types.uint32)
 store_byte, store_word = _store(types.uint8), _store(types.uint16)
 # Lanes that the mask leaves out are not touched in memory, and loaded as zeros.
 load_some_bytes, load_some_words = _load_some(BYTES, BYTE_MASK), _load_some(WORDS, WORD_MASK)
@@ -252,8 +260,8 @@ byte_mask, word_mask, bits_of_bytes, bits_of_words = (
     _bits_of(BYTE_MASK),
     _bits_of(WORD_MASK),
 )
-all_bytes, all_words = _splat(BYTES, types.uint8), _splat(WORDS, types.uint16)
-all_dwords, all_quads = _splat(DWORDS, types.uint32), _splat(QUADS, types.uint64)
+# All lanes alike: the low bits of an integer.
+all_bytes, all_words, all_dwords, all_quads = _splat(BYTES), _splat(WORDS), _splat(DWORDS), _splat(QUADS)
 choose_bytes, choose_words = _choose(BYTES, BYTE_MASK), _choose(WORDS, WORD_MASK)
 bytes_as_words, words_as_bytes = _cast(BYTES, WORDS), _cast(WORDS, BYTES)
 words_as_quads, quads_as_dwords = _cast(WORDS, QUADS), _cast(QUADS, DWORDS)
@@ -270,6 +278,8 @@ pick_word_of_two = _instruction("llvm.x86.avx512.vpermi2var.hi.512", WORDS, [WOR
 # (vector, others, mask): the lanes of the mask moved to the front; the first lanes moved to those of the mask.
 compress_words = _instruction("llvm.x86.avx512.mask.compress.v32i16", WORDS, [WORDS, WORDS, WORD_MASK])
 expand_words = _instruction("llvm.x86.avx512.mask.expand.v32i16", WORDS, [WORDS, WORDS, WORD_MASK])
+# (which bits of each 8 bytes: 8 numbers of the first, source)
+pick_bits = _instruction("llvm.x86.avx512.pmultishift.qb.512", BYTES, [BYTES, BYTES])
 count_bits = _instruction("llvm.ctpop.i64", types.uint64, [types.uint64])
 count_trailing_zeros = _define(types.uint64, [types.uint64], lambda b, value: b.cttz(value, ir.IntType(1)(0)))
 count_leading_zeros = _define(types.uint64, [types.uint64], lambda b, value: b.ctlz(value, ir.IntType(1)(0)))
@@ -321,11 +331,11 @@ def transpose(typing: Any, low: Any, high: Any, step: Any, first: Any, last: Any
 
     Parameters
     ----------
-    low, high : uint64
+    low, high : int64
         Part q of vector i comes from ``low + 64 * i + step * q`` for i < 8, and from
         ``high + 64 * (i - 8) + step * q`` for the others.
-    step : uint64
-    first, last : uint64
+    step : int64
+    first, last : int64
         The first 8 results go to 64-byte rows from `first` on, the others from `last` on.
 
     Notes
@@ -362,4 +372,4 @@ def transpose(typing: Any, low: Any, high: Any, step: Any, first: Any, last: Any
             builder.store(row, _at(builder, start, BYTES.ir), align=1)
         return context.get_dummy_value()
 
-    return types.void(*[types.uint64] * 5), codegen
+    return types.void(*[types.int64] * 5), codegen
