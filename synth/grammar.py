@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from operators.kernels.costing import LOG_SCALE_BITS, is_ramp
+from operators.ops.concat import Concat
 from operators.ops.deal import Deal
 from operators.ops.partition import Partition
 from operators.ops.scan import ScanAdd, ScanXor
@@ -82,7 +83,7 @@ class Production:
 Offered: TypeAlias = tuple[Production, ...]
 _MENUS: dict[tuple[object, ...], tuple[Offered, bool]] = {}
 _MAX_MENUS = 1 << 14
-_PARTING = ("rows", "zeros")
+_PARTING = ("ends", "rows", "zeros")
 
 
 def offers(hole: Hole, depth: int, disable: frozenset[str] = frozenset()) -> Offered:
@@ -132,6 +133,12 @@ def _is_settled(hole: Hole, production: Production) -> bool:
     stream, summary, words = hole.stream, hole.summary, hole.sample.words
     if summary.live <= FEW:
         return False
+    if production.family == "ends":
+        step = HEAD if production.name == "head" else TAIL
+        op = hole.detect(step)
+        assert isinstance(op, Concat), "offered where it applies"
+        cut = op.lengths[0]
+        return (cut if step.at_start else stream.n_words - cut) * SETTLED >= stream.n_words
     if production.family == "rows":
         op = hole.detect(Rows(production.name == "rows.zero"))
         assert isinstance(op, Partition), "offered where it applies"

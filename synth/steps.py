@@ -51,18 +51,20 @@ class Step(ABC):
     part : int
         On a large stream it has to save one part in this many of what it replaces, for the time that it takes
         of every writer and reader; 0 where it takes next to none.
-    without : int or None
-        The child that stands for all words where the step does not apply to them, as in some segments of a tensor.
     """
 
     fixed: ClassVar[bool] = False
     part: ClassVar[int] = 0
-    without: ClassVar[int | None] = None
 
     @property
     @abstractmethod
     def label(self) -> str:
         """Name, from which the tags of the holes below are made."""
+
+    @property
+    def without(self) -> int | None:
+        """The child that stands for all words where the step does not apply to them, as in some segments."""
+        return None
 
     @abstractmethod
     def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
@@ -276,6 +278,10 @@ class Ends(Step):
     @property
     def label(self) -> str:
         return "head" if self.at_start else "tail"
+
+    @property
+    def without(self) -> int | None:
+        return 1 if self.at_start else 0
 
     def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
         least = max(MIN_RUN_WORDS, words.size // 256)

@@ -97,6 +97,17 @@ def test_the_parts_of_a_matrix_cost_what_they_would_alone(budget: int) -> None:
     assert len(encoded(found, words).record) <= 1.005 * alone + 300
 
 
+def test_segments_without_an_end_are_coded_as_the_rest() -> None:
+    for zero, dense in ((slice(700, 1024), slice(0, 512)), (slice(0, 300), slice(512, 1024))):
+        words = matrix(1024, zero=zero)
+        found = search(tensor(words), budget=64, disable=("rows", "zeros"))
+        assert "concat" in str(found.program)
+        part = words.reshape(-1, COLUMNS)[dense].reshape(-1)
+        record = encode(found.program_for(part), part)
+        assert record is not None
+        assert len(record.record) < 0.9 * part.nbytes
+
+
 def test_segments_without_a_kind_of_rows_are_coded_as_the_others() -> None:
     words = matrix(1024, zero=slice(0, 200, 2))
     found = search(tensor(words), budget=64)
