@@ -228,7 +228,7 @@ def encode_block(
     table: NDArray[np.uint64],
     out: NDArray[np.uint8],
     scratch: NDArray[np.uint8],
-    sizes: NDArray[np.uint16],
+    sizes: NDArray[Any],
 ) -> int:
     """Write the streams of one block to `out`, one after the other; return their bytes.
 
@@ -241,7 +241,7 @@ def encode_block(
     out : uint8 array
         Has room for all of it.
     scratch : uint8 array, shape (STREAMS * (2 * ceil(n / len(sizes)) + 16),)
-    sizes : uint16 array, shape (4,) or (1,)
+    sizes : integer array, shape (4,) or (1,)
         Set to the bytes of each stream.
     """
     n_words = words.size

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.operators.oracle import Bits, canonical
+from tests.operators.oracle import canonical
 
 LANES = 64
 ROWS = 64
@@ -368,18 +368,17 @@ def encode_huffman(
             for vector in t.vectors:
                 for i in vector.words:
                     field, _ = split(words[i], vector.flip, g)
-                    symbol = symbol_of(field, vector.top, frequencies[vector.table])
-                    if symbol == ESCAPE:
+                    symbol = symbol_of(field, vector.top)
+                    if symbol == ESCAPE or symbol not in codes[vector.table]:
+                        symbol = ESCAPE
                         escapes.append(field)
                     digits.setdefault(vector.table, []).append(codes[vector.table][symbol])
         streams = []
         for table in sorted(digits):
             quarter = len(digits[table]) // STREAMS
             for first in range(0, len(digits[table]), quarter):
-                bits = Bits()
-                for digit in "".join(digits[table][first : first + quarter]):
-                    bits.put(int(digit), 1)
-                streams.append(bits.to_bytes())
+                in_order = "".join(digits[table][first : first + quarter])
+                streams.append(int(in_order[::-1], 2).to_bytes((len(in_order) + 7) // 8, "little"))
         out += b"".join(len(stream).to_bytes(3, "little") for stream in streams) + b"".join(streams)
     rest = b"".join(int(word).to_bytes(g.width_bits // 8, "little") for word in words[n_coded:])
     return HuffmanSections(bytes(raw), rest, tuple(escapes), bytes(out))

@@ -27,7 +27,7 @@ def encode(family: ModuleType, case: Case, room: int | None = None) -> oracle.Se
     states = np.empty(64 * g.groups, np.uint32)
     at = n_escapes = room
     blocks: list[bytes] = []
-    calls = _calls(case)
+    calls = calls_of(case)
     for i, (start, stop, *arguments) in reversed(list(enumerate(calls))):
         columns, tile_scales = arguments[0], arguments[2]
         raw = np.zeros(8 * g.raw_bits * columns * tile_scales.size + SLACK, np.uint8)
@@ -66,7 +66,7 @@ def decode(family: ModuleType, case: Case, sections: oracle.Sections) -> Words |
     states = np.array(sections.states, np.uint32)
     found = np.empty_like(case.words)
     raw_at, at, n_escapes = 0, len(sections.raw), 0
-    calls = _calls(case)
+    calls = calls_of(case)
     for i, (start, stop, *arguments) in enumerate(calls):
         columns, tile_scales = arguments[0], arguments[2]
         scratch = np.full(family.SCRATCH_BYTES_PER_COLUMN * columns + family.SCRATCH_BYTES + SLACK, GUARD, np.uint8)
@@ -89,7 +89,7 @@ def decode(family: ModuleType, case: Case, sections: oracle.Sections) -> Words |
     return found
 
 
-def _calls(case: Case) -> list[Any]:
+def calls_of(case: Case) -> list[Any]:
     """Return for the whole tiles, and for the tile of the tail, the words and what both directions are given."""
     scales, geometry = case.scales, case.geometry.array()
     columns, n_rows = len(scales.columns), len(scales.rows)
