@@ -74,18 +74,18 @@ def row_scales(
     if columns > CHUNK * chunks:
         stride = columns // chunks
     keep = words.dtype.type(mask)
-    least = np.uint32(floor)
+    least = words.dtype.type(floor)
     for i in range(scales.size):
-        start = i * step * columns
+        row = words[i * step * columns : (i * step + 1) * columns]
         total = np.int64(0)
         count = np.int64(0)
         for column in range(0, columns, stride):
-            run = min(CHUNK, columns - column)
+            run = row[column : min(column + CHUNK, columns)]
             part = np.uint32(0)
-            for c in range(run):
-                part += max(np.uint32(both(down(words[start + column + c], shift), keep)), least)
+            for c in range(run.size):
+                part += np.uint32(max(both(down(run[c], shift), keep), least))
             total += np.int64(part)
-            count += run
+            count += run.size
         scales[i] = (2 * STEPS * total + count) // (2 * count)
 
 
@@ -106,14 +106,14 @@ def column_scales(
     scales : int32 array, shape (columns,)
     """
     keep = words.dtype.type(mask)
-    least = np.uint32(floor)
+    least = words.dtype.type(floor)
     for c in range(columns):
         sums[c] = np.uint32(0)
     count = np.int64(0)
     for r in range(0, rows, step):
-        start = r * columns
+        row = words[r * columns : (r + 1) * columns]
         for c in range(columns):
-            sums[c] += max(np.uint32(both(down(words[start + c], shift), keep)), least)
+            sums[c] += np.uint32(max(both(down(row[c], shift), keep), least))
         count += 1
     total = np.int64(0)
     for c in range(columns):
@@ -141,9 +141,9 @@ def column_signs(words: Any, columns: int, rows: int, step: int, sums: Any, leve
         sums[c] = np.uint32(0)
     count = np.int64(0)
     for r in range(0, rows, step):
-        start = r * columns
+        row = words[r * columns : (r + 1) * columns]
         for c in range(columns):
-            sums[c] += np.uint32(down(words[start + c], top))
+            sums[c] += np.uint32(down(row[c], top))
         count += 1
     for c in range(columns):
         set_ = np.int64(sums[c])
@@ -224,28 +224,31 @@ def count_symbols(
     """
     low, fraction, field_bits, signed = geometry[0], geometry[1], geometry[2], geometry[3]
     top_bit = 8 * words.itemsize - 1
-    field_mask = (np.int64(1) << field_bits) - 1
     bins = counts.shape[1]
+    flat = counts.reshape(-1)
     runs_per_row = (columns + CHUNK - 1) // CHUNK
     per_row = min(runs_per_row, max(1, n_words // max(1, rows.size * CHUNK)))
     stride = max(1, rows.size * per_row * min(CHUNK, columns) // max(1, n_words))
     counted = np.int64(0)
+    keep = np.uint64((np.int64(1) << field_bits) - 1)
+    down_by = np.uint64(low)
     for i in range(0, rows.size, stride):
-        start = np.int64(rows[i]) * columns
+        row = words[np.int64(rows[i]) * columns : (np.int64(rows[i]) + 1) * columns]
+        scale = np.int64(scales[i])
         for k in range(per_row):
             run = (k * runs_per_row // per_row + i * 7) % runs_per_row
             end = min(columns, (run + 1) * CHUNK)
             for c in range(run * CHUNK, end):
-                word = np.int64(words[start + c])
+                word = np.uint64(row[c])
                 if signed == 2:
-                    word ^= np.int64(flips[c]) << top_bit
-                    differs = ((word >> top_bit) ^ (word >> low)) & 1
-                    word ^= (differs << top_bit) | (differs << low)
-                context = np.int64(scales[i]) + np.int64(column_scales[c])
-                top = (((context >> 3) + HEADROOM + 1) << fraction) - 1
-                place = top - ((word >> low) & field_mask)
+                    sign = ((word >> np.uint64(top_bit)) ^ np.uint64(flips[c])) & np.uint64(1)
+                    lowest = (word >> down_by) & np.uint64(1)
+                    word ^= (sign ^ lowest) << down_by
+                context = scale + np.int64(column_scales[c])
+                place = (((context >> 3) + HEADROOM + 1) << fraction) - 1 - np.int64((word >> down_by) & keep)
                 place = min(max(place, 0), bins - 1)
-                counts[np.int64(levels[c]) * STEPS + (context & 7), place] += np.uint32(1)
+                at = np.uint64((np.int64(levels[c]) * STEPS + (context & 7)) * bins + place)
+                flat[at] += np.uint32(1)
             counted += end - run * CHUNK
     return counted
 

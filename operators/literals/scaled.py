@@ -22,9 +22,9 @@ TILE_ROWS = 64
 WIDE_WORDS = 1 << 17
 """Streams of so many words have two groups of lanes."""
 HEAD_BYTES = 8
-SAMPLED_WORDS = 196608
-"""Words from which the tables of a literal are made: more of them make it no smaller by a part in 5,000."""
-SAMPLED_ROWS = 256
+MIN_SAMPLED_WORDS, MAX_SAMPLED_WORDS, SAMPLED_PART = 1 << 15, 3 << 16, 8
+"""Words from which the tables of a literal are made: of large ones a part is as good, to one in 5,000."""
+SAMPLED_ROWS = 128
 """Rows from which the scales of columns are made."""
 ROW_CHUNKS = 4
 """Runs of 64 columns from which the scale of a row is made."""
@@ -369,7 +369,8 @@ class Scaled(Conditioned):
             kernels.tile_scales(scales.rows, order, tiles)
         if self.scales == 2 or self.signed == 2:
             kernels.order_by(scales.columns, scales.levels, column_order)
-        sampled = self.counts_of(words, scales, order, np.repeat(tiles, TILE_ROWS), SAMPLED_WORDS)
+        n_sampled = min(max(words.size // SAMPLED_PART, MIN_SAMPLED_WORDS), MAX_SAMPLED_WORDS)
+        sampled = self.counts_of(words, scales, order, np.repeat(tiles, TILE_ROWS), n_sampled)
         counts = np.empty((self.n_tables, SYMBOLS), np.int64)
         head = STEPS * kernels.window_counts(sampled, self.fraction_bits, self.tables, counts)
         plan = ScalePlan(
