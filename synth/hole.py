@@ -84,6 +84,8 @@ class Setting:
     known: Known = field(default_factory=Known)
     conditioned: dict[tuple[int, int, int, int], tuple[object, list[int]]] = field(default_factory=dict)
     """Costs of conditioned leaves, by the id of a hole, which the value keeps alive, and the condition."""
+    parted: dict[tuple[int, ...], tuple[Words, Words]] = field(default_factory=dict)
+    """What was found to part rows, by the id of the words, which the value keeps alive."""
 
     def root(self, words: Words, columns: int) -> Hole:
         """Return the hole of a whole region, whose rows have `columns` words (0 for none)."""
@@ -253,13 +255,12 @@ class Hole:
     def detect(self, step: Step) -> Operator | None:
         """Return the operator of `step` for all words, or None; looked for once, as the words may be many."""
         if step not in self.detected:
-            words = self.whole()
-            self.detected[step] = None if words is None else step.operator(words, self.stream, self.columns)
+            self.detected[step] = step.detect(self)
         return self.detected[step]
 
     def _with_lz(self, literal: LiteralCost) -> LiteralCost:
         """Return the cheapest literal, LZ included where words repeat, and at the root in any case."""
-        if self.depth and not self.summary.repeats:
+        if (self.depth or self.region is None) and not self.summary.repeats:
             return literal
         if self.stream.n_bytes < MIN_LZ_BYTES or literal.bits_q8 <= 8 * BYTE_Q8:
             return literal

@@ -6,7 +6,7 @@ depth: it looks like what other tensors are as a whole.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from operators.base import Operator, Stream
 from operators.kernels.rows import count_places, trailing_zeros
 from operators.ops.deal import Deal
-from operators.ops.partition import Partition, marks
+from operators.ops.partition import Partition
 from operators.words import Words
 from synth.cost import node_q8
 from synth.hole import Hole
@@ -89,10 +89,15 @@ class Rows(Step):
         return "rows.zero" if self.all_bits else "rows.upcast"
 
     def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
-        if columns < MIN_ROW_WORDS or words.size % columns or words.size < 2 * columns:
+        return self._chosen(_row_zeros(words, stream, columns), stream, columns) if _has_rows(words, columns) else None
+
+    def detect(self, hole: Hole) -> Operator | None:
+        words = hole.whole()  # both kinds of rows are found in one pass
+        if words is None or not _has_rows(words, hole.columns):
             return None
-        zeros = np.empty(words.size // columns, np.uint8)
-        trailing_zeros(words, columns, stream.width_bits, zeros)
+        return self._chosen(_zeros_of(hole, words), hole.stream, hole.columns)
+
+    def _chosen(self, zeros: Words, stream: Stream, columns: int) -> Operator | None:
         counts = np.bincount(zeros, minlength=stream.width_bits + 1)
         if not self.all_bits and not counts[1:-1].any():
             return None
@@ -108,10 +113,10 @@ class Rows(Step):
         if words is None or not isinstance(op, Partition):
             return None
         setting = hole.setting
-        flags = marks(words, op.row_words, op.low_bits)[0]
-        mask = take_sample(flags, 1, 0, setting.sample_words, setting.exact_words)
-        rest = _rows(hole, words, np.flatnonzero(flags == 0))
-        marked = _zeros(hole, op, self._tag(2)) if self.all_bits else _rows(hole, words, np.flatnonzero(flags))
+        is_marked = _zeros_of(hole, words) >= op.low_bits
+        mask = take_sample(is_marked.view(np.uint8), 1, 0, setting.sample_words, setting.exact_words)
+        rest = _rows(hole, words, op, is_marked=False)
+        marked = _zeros(hole, op, self._tag(2)) if self.all_bits else _rows(hole, words, op, is_marked=True)
         return node_q8(op), [Hole(setting, mask, self._tag(0), hole.depth + 1), rest, marked]
 
     def columns_below(self, slot: int, columns: int, stream: Stream, below: Stream) -> int:
@@ -176,23 +181,47 @@ def _zeros(hole: Hole, op: Partition, tag: str) -> Hole:
     return Hole(hole.setting, one, tag, hole.depth + 1, closed=True)
 
 
-def _rows(hole: Hole, words: Words, kept: NDArray[np.int64]) -> Hole:
+def _has_rows(words: Words, columns: int) -> bool:
+    return columns >= MIN_ROW_WORDS and words.size >= 2 * columns and not words.size % columns
+
+
+def _row_zeros(words: Words, stream: Stream, columns: int) -> Words:
+    """Return how many low bits are zero in all words of each row, 0 where fewer than 4."""
+    zeros = np.empty(words.size // columns, np.uint8)
+    trailing_zeros(words, columns, stream.width_bits, zeros)
+    return zeros
+
+
+def _zeros_of(hole: Hole, words: Words) -> Words:
+    """Return `_row_zeros` of all words of a hole, looked for once."""
+    return _once(hole, words, (0,), lambda: _row_zeros(words, hole.stream, hole.columns))
+
+
+def _once(hole: Hole, words: Words, key: tuple[int, ...], make: Callable[[], Words]) -> Words:
+    """Return what `make` makes of `words`, made once in a search."""
+    parted, full = hole.setting.parted, (id(words), hole.columns, *key)
+    if full not in parted:
+        parted[full] = words, make()
+    return parted[full][1]
+
+
+def _rows(hole: Hole, words: Words, op: Partition, *, is_marked: bool) -> Hole:
     """Return the hole of some rows."""
     setting, columns = hole.setting, hole.columns
+    kept = np.flatnonzero((_zeros_of(hole, words) >= op.low_bits) == is_marked)
     sample = take_sample(words, hole.stream.width_bits, columns, setting.sample_words, setting.exact_words, kept=kept)
+    step = -(-sample.stream.n_words // DEEP_REGION_WORDS)
 
-    @functools.cache
     def some() -> Words:
-        step = -(-sample.stream.n_words // DEEP_REGION_WORDS)
-        rows: Words = words.reshape(-1, columns)[kept[::step]]
-        return rows.reshape(-1)
+        key = (op.low_bits, int(is_marked), step)
+        return _once(hole, words, key, lambda: words.reshape(-1, columns)[kept[::step]].reshape(-1))
 
     return Hole(
         setting,
         sample,
         hole.tag,
         hole.depth,
-        region=some if not sample.exact and sample.stream.n_words <= DEEP_REGION_WORDS else None,
+        region=some if not sample.exact and step == 1 else None,
         is_float=hole.is_float,
         layout=hole.layout,
         origin=(some, 0),

@@ -70,6 +70,11 @@ class Step(ABC):
     def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
         """Return the operator for `words`, the whole of `stream`, or None where it does not apply."""
 
+    def detect(self, hole: Hole) -> Operator | None:
+        """Return the operator for all words of a hole, or None where it does not apply or not all are at hand."""
+        words = hole.whole()
+        return None if words is None else self.operator(words, hole.stream, hole.columns)
+
     @abstractmethod
     def expand(self, hole: Hole) -> Expansion | None:
         """Return what remains to be produced, or None where the step does not apply."""

@@ -115,7 +115,9 @@ def finish(
     options = search.options
     root = search.root
     if not root.exact:
-        root = Setting(setting.dtype, options.finish_words, options.finish_words, setting.probe).root(words, columns)
+        root = Setting(
+            setting.dtype, options.finish_words, options.finish_words, setting.probe, parted=setting.parted
+        ).root(words, columns)
         root.detected = search.root.detected
     last_first = [improvement.template for improvement in reversed(search.improvements)]
     found = _ranked(root, [*last_first[: options.finalists], None], exact=False)
