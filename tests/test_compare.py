@@ -29,7 +29,7 @@ def results() -> Results:
     """A quick comparison with two peers, and three that do not work."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Results, "save", lambda *_: None)
-        choice = Choice([FILE], [ZSTD, GZIP, FORGETFUL, BROKEN, ABSENT], ["Brevis, published"], ["default"], quick=True)
+        choice = Choice([FILE], [ZSTD, GZIP, FORGETFUL, BROKEN, ABSENT], ["Brevis language"], ["default"], quick=True)
         return compare.measure(choice, lambda _: None)
 
 

@@ -116,10 +116,9 @@ def measure(choice: Choice, say: Callable[[str], None] | None = None) -> Results
             say(f"{time.monotonic() - started:6.0f} s  {row.file:17} {row.name:28} {percent:12} {' '.join(speeds)}")
 
     fast = [peer for peer in peers if not peer.is_slow]
-    for name in choice.recipes:  # kernels are loaded, compiled at worst, before anything is timed
-        smallest = min(map(path, choice.files), key=lambda file: file.stat().st_size)
-        ours.decompress(warm := ours.compress(ours.open_checkpoint(smallest, ours.recipes()[name]), verify=True),
-                        ours.targets_of(warm))  # fmt: skip
+    smallest = min(map(path, choice.files), key=lambda file: file.stat().st_size)
+    for name in choice.recipes:
+        ours.warm_up(smallest, ours.recipes()[name])
     for file in choice.files:
         keep(_alternating(choice, results, fast, file))
     if not choice.quick:

@@ -153,6 +153,13 @@ def compress(checkpoint: Checkpoint, *, verify: bool) -> list[Record]:
     return records
 
 
+def warm_up(file: Path, recipe: Recipe) -> None:
+    """Go through a checkpoint once, untimed: kernels are loaded, compiled at worst."""
+    records = compress(open_checkpoint(file, recipe), verify=True)
+    decompress(records, targets_of(records))
+    _LEARNED.clear()
+
+
 def targets_of(records: Sequence[Record]) -> list[NDArray[np.uint8]]:
     """Return the memory that a caller of `decompress` owns: one aligned buffer for each segment."""
     starts = list(accumulate((-(-record.row.n_bytes // 64) * 64 for record in records), initial=0))
