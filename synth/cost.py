@@ -11,6 +11,7 @@ a table, and of the code space that rare symbols take, counts those that the sam
 from __future__ import annotations
 
 import functools
+import threading
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -133,7 +134,7 @@ def judge(
     found = scratch.verdict
     if width_bits <= NARROW_BITS:
         max_live = n_sample if n_sample == n else n_sample // GUARD
-        tables = terms_of(n), BOTH_LOGS, scratch.counts[0], scratch.room, found
+        tables = terms_of(n), BOTH_LOGS, scratch.counts, scratch.room, found
         judge_narrow(words, shift, width_bits, *counted, max_live, not closed, *row_below, *tables)
         row = found.tolist()
     else:
@@ -178,13 +179,22 @@ def exact_literal(words: Words, stream: Stream, *, with_lz: bool) -> tuple[int, 
     return literal_q8(plan.n_bytes * BYTE_Q8), name
 
 
-class LzProbe:
-    """Estimates LZ literals; one per search, since compressors are costly to make and not to be shared."""
+class _Compressors(threading.local):
+    """Those of a thread: costly to make, and not to be shared."""
 
     def __init__(self) -> None:
-        self._matcher = zstandard.ZstdCompressor(level=-1)
-        self._fast = zstandard.ZstdCompressor(level=1)
-        self._fair = zstandard.ZstdCompressor(level=3)
+        self.matcher = zstandard.ZstdCompressor(level=-1)
+        self.fast = zstandard.ZstdCompressor(level=1)
+        self.fair = zstandard.ZstdCompressor(level=3)
+
+
+_COMPRESSORS = _Compressors()
+
+
+class LzProbe:
+    """Estimates LZ literals; one per search, as it remembers what it has compressed."""
+
+    def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[Words, int]] = {}
 
     def payload_q8(self, words: Words, stream: Stream, literal_q8: int) -> int | None:
@@ -199,15 +209,15 @@ class LzProbe:
             What the stream costs without matches.
         """
         whole = _is_whole(words, stream)
-        probe = self._judge(self._fast, words, [words] if whole else _pieces(words, PROBE_BYTES), stream)
+        probe = self._judge(_COMPRESSORS.fast, words, [words] if whole else _pieces(words, PROBE_BYTES), stream)
         if probe >= literal_q8 - literal_q8 // PROBE_GAIN:
             return None
-        return self._judge(self._fair, words, [words] if whole else _pieces(words, LZ_SAMPLE_BYTES), stream)
+        return self._judge(_COMPRESSORS.fair, words, [words] if whole else _pieces(words, LZ_SAMPLE_BYTES), stream)
 
     def has_matches(self, words: Words, stream: Stream) -> bool:
         """Return whether words repeat others, as far as the fastest search tells: a tenth of the time of a probe."""
         parts = [words] if _is_whole(words, stream) else [np.concatenate(_pieces(words, PROBE_BYTES))]
-        return self._bytes(self._matcher, words, parts) < parts[0].nbytes - parts[0].nbytes // MATCHED
+        return self._bytes(_COMPRESSORS.matcher, words, parts) < parts[0].nbytes - parts[0].nbytes // MATCHED
 
     def _judge(self, compressor: zstandard.ZstdCompressor, words: Words, pieces: list[Words], stream: Stream) -> int:
         """Return what `stream` would take by the mean of `pieces`."""

@@ -75,10 +75,9 @@ def cut_entropies(words: Words, width_bits: int) -> list[tuple[int, int]]:
     `NARROW_BITS`.
     """
     words = np.ascontiguousarray(words[:: -(-words.size // MAX_CUT_WORDS)])
-    counted = count_distinct(words, words.size)
-    assert counted is not None
-    sums = np.zeros((width_bits, 2), np.int64)
-    cut_sums(*counted, width_bits, LOGS, SCRATCH.counts[0], SCRATCH.counts[1], sums)
+    sums = np.empty((width_bits, 2), np.int64)
+    scratch = np.empty((2, words.size), np.int64)
+    cut_sums(words, width_bits, LOGS, SCRATCH.counts, scratch[0], scratch[1], sums)
     whole = words.size * log_q20(words.size)
     return [(-1 if low < 0 else whole - low, -1 if high < 0 else whole - high) for low, high in sums[1:].tolist()]
 
@@ -88,7 +87,7 @@ class Scratch(threading.local):
 
     def __init__(self) -> None:
         size = 1 << NARROW_BITS
-        self.counts = np.zeros((2, size), np.int32)
+        self.counts = np.zeros(size, np.int32)
         self.room = np.zeros(judging.ROOM, np.int64)
         self.slots = np.empty(judging.SLOTS, np.uint64)
         self.hits = np.zeros(judging.SLOTS, np.int64)

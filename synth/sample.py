@@ -10,12 +10,14 @@ shift along one axis.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from operators.base import Operator, Stream
+from operators.kernels.costing import gather_runs
 from operators.words import Words
 
 WINDOW_WORDS = 64
@@ -68,32 +70,27 @@ class Sample:
     def lagged(self, op: Operator, lag: int) -> Sample | None:
         """Return the deltas that the scan `op` leaves at `lag`, or None where the sample holds too few pairs.
 
-        `op` itself computes them: of the words of each pair it sees the earlier ones first, at a lag of
-        their number.
+        `op` itself computes them, of the words of all windows at once, laid out along an axis of their own.
         """
-        n_words = self.stream.n_words - lag
+        n_words, layout = self.stream.n_words - lag, None
         if n_words < 1:
             return None
-        layout = None
-        if self.layout is None:
-            earlier, later = self.words[:-lag], self.words[lag:]
-        else:
+        grid = self.words
+        if self.layout is not None:
             groups, rows, windows, run = self.layout
-            grid = self.words.reshape(self.layout)
             if lag < run // 2:
-                earlier, later = grid[..., :-lag].ravel(), grid[..., lag:].ravel()
-                layout = (groups, rows, windows, run - lag)
+                grid, layout = self.words.reshape(-1, run).T, (groups, rows, windows, run - lag)
             elif lag == self.columns and rows == 2:
-                earlier, later = grid[:, 0].ravel(), grid[:, 1].ravel()
-                layout = (groups, 1, windows, run)
+                grid, layout = self.words.reshape(groups, 2, -1).swapaxes(0, 1), (groups, 1, windows, run)
+                op = type(op).from_params((1,))
             else:
                 return None
-            if later.size < MIN_PAIRS:
+            if math.prod(layout) < MIN_PAIRS:
                 return None
-        both = np.concatenate((earlier, later))
-        targets = type(op).from_params((later.size,)).targets(both, Stream(self.stream.width_bits, both.size))
+        targets = op.targets(grid, Stream(self.stream.width_bits, self.words.size))
         assert targets is not None
-        return Sample(targets[1], Stream(self.stream.width_bits, n_words), self.columns, layout)
+        deltas = targets[1].T if grid.ndim == 2 else targets[1]  # windows one after the other again
+        return Sample(deltas.ravel(), Stream(self.stream.width_bits, n_words), self.columns, layout)
 
     def unpacked(self, op: Operator) -> Sample:
         """Return the narrower words of which `op` makes these."""
@@ -106,7 +103,7 @@ class Sample:
 
     def with_words(self, words: Words, width_bits: int) -> Sample:
         """Return other words at the same places."""
-        return replace(self, words=words, stream=Stream(width_bits, self.stream.n_words))
+        return Sample(words, Stream(width_bits, self.stream.n_words), self.columns, self.layout)
 
 
 def take_sample(
@@ -143,8 +140,7 @@ def take_sample(
     if rows < 8 or columns < 8:
         run = min(FLAT_WINDOW_WORDS, n_sample)
         starts = _spread(n_sample // run, words.size - run)
-        picked = words[(starts[:, None] + np.arange(run)).ravel()]
-        return Sample(picked, stream, columns, (1, 1, starts.size, run))
+        return Sample(_gathered(words, starts, run), stream, columns, (1, 1, starts.size, run))
     run = min(columns, WINDOW_WORDS)
     windows = min(columns // run, WINDOWS)
     pairs = min(rows // 2, max(1, n_sample // (2 * run * windows)))
@@ -153,9 +149,15 @@ def take_sample(
     picked_rows = (first_rows[:, None] + np.arange(2)).ravel()
     if kept is not None:
         picked_rows = kept[picked_rows]
-    picked_columns = (_spread(windows, columns - run)[:, None] + np.arange(run)).ravel()
-    picked = words[(picked_rows[:, None] * columns + picked_columns).ravel()]
-    return Sample(picked, stream, columns, (pairs, 2, windows, run))
+    starts = (picked_rows[:, None] * columns + _spread(windows, columns - run)).ravel()
+    return Sample(_gathered(words, starts, run), stream, columns, (pairs, 2, windows, run))
+
+
+def _gathered(words: Words, starts: NDArray[np.int64], run: int) -> Words:
+    """Return the `run` words from each of `starts` on."""
+    picked = np.empty(starts.size * run, words.dtype)
+    gather_runs(words, starts, picked)
+    return picked
 
 
 def _spread(count: int, last: int) -> NDArray[np.int64]:

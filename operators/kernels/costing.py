@@ -60,46 +60,71 @@ def distinct_words(words: Any, limit: int, slots: Any, hits: Any) -> int:
     return n_distinct
 
 
-@kernel("low", "high", "sums")
-def cut_sums(symbols: Any, counts: Any, width_bits: int, logs: Any, low: Any, high: Any, sums: Any) -> None:
+@kernel("table", "symbols", "counts", "sums")
+def cut_sums(words: Any, width_bits: int, logs: Any, table: Any, symbols: Any, counts: Any, sums: Any) -> None:
     """For every cut of a word in two, sum up ``x * log2(x)`` over the histograms of both halves.
+
+    The histogram of a half follows from that of the half which is a bit wider, and has fewer entries.
 
     Parameters
     ----------
-    symbols, counts : uint64 and int64 arrays of one shape
-        The distinct words and how often they occur.
+    words : Words
     width_bits : int
     logs : int64 array, shape (LOG_TABLE_SIZE,)
-    low, high : int32 arrays, shape (65536,)
+    table : int32 array, shape (65536,)
         Zeros, and left so.
+    symbols, counts : int64 arrays, as long as `words`
+        Scratch.
     sums : int64 array, shape (width_bits, 2)
         Row k is set to the sums of the low k bits and of the rest; -1 where that half has over 16 bits.
     """
-    for cut in range(1, width_bits):
-        keep = (np.uint64(1) << np.uint64(cut)) - np.uint64(1)
-        down = np.uint64(cut)
-        for half in range(2):
-            half_bits = cut if half == 0 else width_bits - cut
-            sums[cut, half] = -1
-            if half_bits > 16:
-                continue
-            tables = low if half == 0 else high
-            for i in range(symbols.size):
-                part = symbols[i] & keep if half == 0 else symbols[i] >> down
-                tables[part] += counts[i]
-            total = 0
-            for i in range(symbols.size):
-                part = symbols[i] & keep if half == 0 else symbols[i] >> down
-                x = tables[part]
+    sums[:] = -1
+    for half in range(2):
+        n_live = words.size
+        widest = min(16, width_bits - 1)
+        keep = (np.uint64(1) << np.uint64(widest)) - np.uint64(1)
+        top = np.uint64(width_bits - widest)
+        for i in range(n_live):
+            word = np.uint64(words[i])
+            symbols[i] = np.int64(word & keep if half == 0 else word >> top)
+            counts[i] = 1
+        for bits in range(widest, 0, -1):
+            mask = (1 << bits) - 1
+            for i in range(n_live):
+                symbol = symbols[i] & mask if half == 0 else symbols[i] >> (0 if bits == widest else 1)
+                symbols[i] = symbol
+                table[symbol] += counts[i]
+            total = np.int64(0)
+            kept = 0
+            for i in range(n_live):
+                symbol = symbols[i]
+                x = np.int64(table[symbol])
                 if x:
-                    tables[part] = 0
+                    table[symbol] = 0
+                    symbols[kept] = symbol
+                    counts[kept] = x
+                    kept += 1
                     y = x
                     up = 0
                     while y > 65536:
                         y >>= 1
                         up += 1
                     total += x * (logs[y] + (up << 20))
-            sums[cut, half] = total
+            n_live = kept
+            if half == 0:
+                sums[bits, 0] = total
+            else:
+                sums[width_bits - bits, 1] = total
+
+
+@kernel("out")
+def gather_runs(words: Any, starts: Any, out: Any) -> None:
+    """Copy runs of ``out.size // starts.size`` words that begin at `starts` (int64) to `out`, one after the other."""
+    run = out.size // starts.size if starts.size else 0
+    for i in range(starts.size):
+        start = starts[i]
+        for j in range(run):
+            out[i * run + j] = words[start + j]
 
 
 @kernel()

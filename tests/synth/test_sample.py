@@ -86,3 +86,20 @@ def test_the_row_below_is_where_the_sample_says() -> None:
         ]
         assert below
         assert set(below) == {columns}
+
+
+@pytest.mark.parametrize("columns", [0, 4096])
+def test_deltas_stand_in_the_order_of_their_windows(columns: int) -> None:
+    words = np.random.default_rng(0).integers(0, 1 << 16, 1 << 17).astype(np.uint16)
+    sample = take_sample(words, 16, columns, 4096, 4096)
+    assert sample.layout is not None
+    windows = sample.words.reshape(-1, sample.layout[3])
+    for op in (ScanAdd(3), ScanXor(3)):
+        deltas = sample.lagged(op, 3)
+        assert deltas is not None
+        assert np.array_equal(deltas.words, np.concatenate([op.deltas(window, 16) for window in windows]))
+    if columns:
+        below = sample.lagged(ScanXor(columns), columns)
+        assert below is not None
+        pairs = sample.words.reshape(-1, 2, below.words.size // sample.layout[0])
+        assert np.array_equal(below.words, (pairs[:, 0] ^ pairs[:, 1]).reshape(-1))
