@@ -6,6 +6,7 @@ import contextlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import zstandard
@@ -23,6 +24,7 @@ COMPUTED: Mapping[str, tuple[str, Callable[[Mapping[str, Tensor]], int | None]]]
 }
 """Systems whose sizes follow from their format: name, unit, bytes of all tensors."""
 LONG_SECONDS = 10.0
+POISON = 0xA5
 AVX2_RECIPE = "portable"
 AVX2_ENVIRONMENT = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+bmi,+bmi2,+fma,+lzcnt,+popcnt"}
 FORCED = ", AVX2 forced"
@@ -32,19 +34,22 @@ FORCED = ", AVX2 forced"
 class Contest:
     """A compressor on a file, taking part in alternating turns.
 
-    `compress` and `decompress` return CPU seconds; `check` compares what came back with the source.
+    `compress` and `decompress` return CPU seconds; `check` compares what came back with the source; `release` frees
+    what the turn has made.
     """
 
     row: Row
     compress: Callable[[], float]
     decompress: Callable[[], float]
     check: Callable[[], tuple[int, bool]]
+    release: Callable[[], None]
 
 
-def parts_of(peer: Peer, file: str) -> tuple[list[tuple[bytes, str]], int]:
-    """Return what a peer is given of a file, each with its dtype, and the bytes that the rest of the file takes."""
-    if peer.unit == "file":
-        return [(path(file).read_bytes(), dtype_of(file))], 0
+@lru_cache(maxsize=2)
+def parts_of(unit: str, file: str) -> tuple[list[tuple[bytes, str]], int]:
+    """Return what peers are given of a file, each with its dtype, and the bytes that the rest of the file takes."""
+    if unit == "file":
+        return [(ours.content_of(path(file)), dtype_of(file))], 0
     tensors = [tensor for tensor in read(path(file)).values() if len(tensor.data)]
     return [(bytes(tensor.data), tensor.dtype) for tensor in tensors], header_bytes(file)
 
@@ -58,12 +63,11 @@ def header_bytes(file: str) -> int:
 
 def of_peer(peer: Peer, file: str) -> Contest:
     """Return a peer's part in the turns."""
-    parts, rest = parts_of(peer, file)
+    parts, rest = parts_of(peer.unit, file)
     packed: list[Any] = []
     back: list[Any] = []
 
     def compress() -> float:
-        packed.clear()
         seconds = 0.0
         for data, dtype in parts:
             argument = peer.prepare(data)
@@ -81,19 +85,20 @@ def of_peer(peer: Peer, file: str) -> Contest:
 
     def check() -> tuple[int, bool]:
         same = all(peer.content(one) == data for one, (data, _) in zip(back, parts, strict=True))
-        size = rest + sum(map(peer.size, packed))
+        return rest + sum(map(peer.size, packed)), same
+
+    def release() -> None:
+        packed.clear()
         back.clear()
-        return size, same
 
     n_bytes = path(file).stat().st_size
     row = Row(file, n_bytes, peer.name, "peer", peer.unit, peer.settings, peer.version)
-    return Contest(row, compress, decompress, check)
+    return Contest(row, compress, decompress, check, release)
 
 
 def of_ours(checkpoint: ours.Checkpoint, file: str, recipe: str, *, verify: bool) -> Contest:
     """Return the part of a recipe of ours in the turns, with or without digests and decoding what was written."""
     records: list[ours.Record] = []
-    targets: list[Any] = []
 
     def inside() -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if verify else ours.unverified()
@@ -105,8 +110,7 @@ def of_ours(checkpoint: ours.Checkpoint, file: str, recipe: str, *, verify: bool
         return seconds
 
     def decompress() -> float:
-        if len(targets) != len(records):
-            targets[:] = ours.targets_of(records)
+        targets = ours.targets_of(records)
         with inside():
             seconds, _ = cpu_seconds(lambda: ours.decompress(records, targets))
         return seconds
@@ -115,14 +119,16 @@ def of_ours(checkpoint: ours.Checkpoint, file: str, recipe: str, *, verify: bool
         view = memoryview(checkpoint.data)
         same = all(
             target.data == view[record.row.offset_bytes : record.row.segment.end_bytes]
-            for record, target in zip(records, targets, strict=True)
+            for record, target in zip(records, ours.targets_of(records), strict=True)
         )
+        for target in ours.targets_of(records):
+            target.fill(POISON)  # the next to decompress must write every byte
         return sum(len(record.data) for record in records), same
 
     settings = "verified" if verify else "unverified"
     name = f"brevis {recipe}" + (", verified" if verify else "")
     row = Row(file, len(checkpoint.data), name, "ours", "segment", settings)
-    return Contest(row, compress, decompress, check)
+    return Contest(row, compress, decompress, check, records.clear)
 
 
 def take_turns(contests: Sequence[Contest], rounds: int) -> list[Row]:
@@ -145,6 +151,7 @@ def take_turns(contests: Sequence[Contest], rounds: int) -> list[Row]:
                     taken[index].append(times)
             except Exception as error:  # noqa: BLE001 - whatever a peer raises is its result
                 row.note = f"fails: {type(error).__name__}: {str(error)[:120]}"
+            contest.release()
     for index, contest in enumerate(contests):
         if taken[index] and contest.row.verified:
             contest.row.compress_s, contest.row.decompress_s = map(statistics.median, zip(*taken[index], strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -79,11 +80,17 @@ def recipes() -> dict[str, Recipe]:
     return {name: load(name).recipe for name in names}
 
 
+@lru_cache(maxsize=1)
+def content_of(file: Path) -> bytes:
+    """Return the bytes of a file, the same ones to all who ask for it in turn."""
+    return file.read_bytes()
+
+
 def open_checkpoint(file: Path, recipe: Recipe) -> Checkpoint:
     """Plan a file as a run of `recipe` does, learn its prior, and read all of it."""
     source = open_source(str(file))
     (info,) = source.list()
-    data = file.read_bytes()
+    data = content_of(file)
     layout = layout_of(lambda offset, n_bytes: data[offset : offset + n_bytes], info.key, info.n_bytes)
     plan = make_plan([info], [layout], recipe.task_bytes)
     base = Prior.uniform() if recipe.synth.prior == "uniform" else Prior.shipped()
@@ -161,11 +168,17 @@ def warm_up(file: Path, recipe: Recipe) -> None:
 
 
 def targets_of(records: Sequence[Record]) -> list[NDArray[np.uint8]]:
-    """Return the memory that a caller of `decompress` owns: one aligned buffer for each segment."""
-    starts = list(accumulate((-(-record.row.n_bytes // 64) * 64 for record in records), initial=0))
+    """Return the memory of a caller of `decompress`: an aligned buffer for each segment, the same in each turn."""
+    sizes = tuple(record.row.n_bytes for record in records)
+    return list(_memory(sizes))
+
+
+@lru_cache(maxsize=1)
+def _memory(sizes: tuple[int, ...]) -> tuple[NDArray[np.uint8], ...]:
+    starts = list(accumulate((-(-size // 64) * 64 for size in sizes), initial=0))
     memory = np.zeros(starts[-1] + 64, np.uint8)
     memory = memory[-memory.ctypes.data % 64 :]
-    return [memory[start : start + record.row.n_bytes] for start, record in zip(starts, records, strict=False)]
+    return tuple(memory[start : start + size] for start, size in zip(starts, sizes, strict=False))
 
 
 def decompress(records: Sequence[Record], targets: Sequence[NDArray[np.uint8]]) -> None:
