@@ -289,13 +289,14 @@ def _upper_part(label: str, *low_widths: int) -> Production:
     )
 
 
-def _condition(name: str, scales: int, signed: int, fraction_bits: int) -> Production:
+def _condition(name: str, signed: int, fraction_bits: int) -> Production:
+    """Return the rule of leaves in the context of scales; which of them, and how many tables, is swept."""
     return Production(
-        f"scaled.{name}",
+        name,
         "scaled",
         lambda hole: hole.is_float and hole.stream.width_bits in (8, 16),
-        lambda hole: swept(hole, scales, signed, fraction_bits),
-        lambda hole: is_conditioned(hole, scales, fraction_bits),
+        lambda hole: swept(hole, signed, fraction_bits),
+        lambda hole: is_conditioned(hole, signed, fraction_bits),
     )
 
 
@@ -381,14 +382,9 @@ PRODUCTIONS: tuple[Production, ...] = (
     _upper_part("upper.8", 8, 8),
     _upper_part("upper.16", 16),
     _upper_part("upper.48", 16, 16, 16),
-    _condition("both", 2, 1, 2),
-    _condition("rows", 1, 1, 2),
-    _condition("flat", 0, 1, 2),
-    _condition("rows.signs", 1, 2, 2),
-    _condition("both.signs", 2, 2, 2),
-    _condition("flat.wide", 0, 1, 0),
-    _condition("rows.wide", 1, 1, 0),
-    _condition("both.wide", 2, 1, 0),
+    _condition("scaled", 1, 2),
+    _condition("scaled.signs", 2, 2),
+    _condition("scaled.wide", 1, 0),
     *(
         Production(f"cut.{name}", "cut", _has_cuts(rank), _cut(rank))
         for rank, name in enumerate(("best", "second", "third"))

@@ -35,7 +35,7 @@ CHUNK = 64
 """Neighbouring columns that are looked at together."""
 HEADROOM = 8
 """Octaves above the scale, and `DEPTH` below it, in which symbols are counted before a window is chosen."""
-DEPTH = 40
+DEPTH = 64
 _MANTISSA_BITS = 4
 
 
@@ -161,6 +161,25 @@ def column_signs(words: Any, columns: int, rows: int, step: int, sums: Any, leve
         flips[c] = 1 if 2 * set_ > count else 0
 
 
+@kernel("sums")
+def sign_spread(words: Any, columns: int, rows: int, step: int, sums: Any) -> int:
+    """Return the sum over columns of the square of how many more signs are set than not in every `step`-th row."""
+    top = 8 * words.itemsize - 1
+    for c in range(columns):
+        sums[c] = np.uint32(0)
+    count = np.int64(0)
+    for r in range(0, rows, step):
+        row = words[r * columns : (r + 1) * columns]
+        for c in range(columns):
+            sums[c] += np.uint32(down(row[c], top))
+        count += 1
+    spread = np.int64(0)
+    for c in range(columns):
+        more = 2 * np.int64(sums[c]) - count
+        spread += more * more
+    return spread
+
+
 @kernel("order")
 def order_by(scales: NDArray[np.int32], levels: NDArray[np.uint8], order: NDArray[np.int32]) -> None:
     """Set the stable order by (level, scale), by counting; `levels` may be empty."""
@@ -220,7 +239,8 @@ def count_symbols(
     n_words : int
         About how many words to count.
     counts : uint32 array, shape (LEVELS * STEPS, (HEADROOM + DEPTH) << fraction_bits)
-        Zeroed. By level and step of the context, and by distance below the octave `HEADROOM` above the scale.
+        Zeroed. By level and step of the context, and by distance below the octave `HEADROOM` above the scale; the
+        last for all that is farther off, or above.
     """
     low, fraction, field_bits, signed = geometry[0], geometry[1], geometry[2], geometry[3]
     top_bit = 8 * words.itemsize - 1
@@ -246,7 +266,8 @@ def count_symbols(
                     word ^= (sign ^ lowest) << down_by
                 context = scale + np.int64(column_scales[c])
                 place = (((context >> 3) + HEADROOM + 1) << fraction) - 1 - np.int64((word >> down_by) & keep)
-                place = min(max(place, 0), bins - 1)
+                if place < 0 or place >= bins:
+                    place = bins - 1  # of the escapes
                 at = np.uint64((np.int64(levels[c]) * STEPS + (context & 7)) * bins + place)
                 flat[at] += np.uint32(1)
             counted += end - run * CHUNK
@@ -340,6 +361,7 @@ def table_costs(
         found = sums[: (counts.shape[0] >> 3) << tables]
         _window(counts, fraction_bits, tables, found)
         bits, head = np.int64(0), np.int64(0)
+        escapes, counted = np.int64(0), np.int64(0)
         for table in range(found.shape[0]):
             total = np.int64(0)
             for v in range(SYMBOLS):
@@ -357,6 +379,10 @@ def table_costs(
                 head += golomb_bits(0, zigzag(n_bits - previous)) + min(max(n_bits - 1, np.int64(0)), 4)
                 previous = n_bits
             bits += max(np.int64(0), coded) + ((found[table, ESCAPE] * field_bits) << 20)
+            escapes += found[table, ESCAPE]
+            counted += total
+        if 2 * escapes > counted:
+            bits = (counted * 64) << 20  # the writer gives up
         costs[tables, 0] = bits
         costs[tables, 1] = head
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from operators.base import Conditioned, Stream, WholeSource
 from operators.errors import FormatError
 from operators.kernels import scales as kernels
+from operators.kernels.bits import pack, packed_bytes, unpack
 from operators.kernels.scales import ESCAPE, LEVELS, STEPS, SYMBOLS
 from operators.kernels.tile_coder import TileCoder, tile_coder
 from operators.words import Words
@@ -130,7 +131,7 @@ def view_columns(n_words: int, columns: int) -> int:
     """Return the columns of the view of a stream whose rows have `columns` words, 0 where there are none.
 
     Rows are cut in equal parts, or joined in twos, until there are enough of them for tiles and their number of
-    words is even. What has no rows is seen as 64 rows, or more where they would be long.
+    words is even. What has no rows is seen as 64 rows, or a multiple of that where they would be long.
     """
     if columns > 1:
         for parts in (1, 2, 4, 8, 16, 32, 64):
@@ -141,7 +142,8 @@ def view_columns(n_words: int, columns: int) -> int:
                 return columns // parts
         if columns % 2 and n_words // (2 * columns) >= TILE_ROWS and 16 <= 2 * columns <= MAX_COLUMNS:
             return 2 * columns
-    return max(2, min(FLAT_COLUMNS, n_words // (2 * TILE_ROWS) * 2))
+    rows = TILE_ROWS * -(-n_words // (TILE_ROWS * FLAT_COLUMNS))
+    return max(2, n_words // (2 * max(rows, TILE_ROWS)) * 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,7 @@ class Scaled(Conditioned):
         coder.encoder_tables(frequencies, tables)
         raw = _BUFFERS.take("raw", layout.raw_bytes + SLACK)
         stream_out = _BUFFERS.take("stream", room + 2 * SLACK)
-        escapes = _BUFFERS.take("escapes", words.size // 8 + 1024, np.uint16)
+        escapes = _BUFFERS.take("escapes", words.size // 2 + 1024, np.uint16)
         states = np.empty(layout.lanes, np.uint32)
         scratch = _BUFFERS.take("scratch", coder.scratch_bytes(max(self.columns, layout.tail_columns)))
         states[:] = 1 << 16
@@ -275,7 +277,7 @@ class Scaled(Conditioned):
             )  # fmt: skip
         if at < 0:
             return -1
-        escape_bytes = _escape_bytes(escapes[n_escapes:last_escape], words.itemsize)
+        escape_bytes = _escape_bytes(escapes[n_escapes:last_escape], self.field_bits(stream.width_bits))
         if end - at + len(escape_bytes) > room:
             return -1
         numbers = np.array((last_escape - n_escapes, len(escape_bytes)), "<u4")
@@ -485,19 +487,20 @@ class _Source(WholeSource):
 
     def _escapes(self, section: Array8, n_escapes: int) -> NDArray[np.uint16]:
         """Return the fields of escapes, with room behind them that kernels may look at."""
-        size = self.stream.width_bits // 8
+        field_bits = self._scaled.field_bits(self.stream.width_bits)
         if n_escapes > self.stream.n_words:
             raise FormatError(f"at most {self.stream.n_words} escapes", str(n_escapes), "scaled literal")
-        data: bytes | Array8 = section
-        if section.size != n_escapes * size:
-            try:
-                data = zstandard.ZstdDecompressor().decompress(section.data, max_output_size=n_escapes * size)
-            except zstandard.ZstdError as error:
-                raise FormatError(f"{n_escapes} escapes", str(error), "scaled literal") from None
-            if len(data) != n_escapes * size:
-                raise FormatError(f"{n_escapes} escapes", f"{len(data)} bytes", "scaled literal")
         escapes = np.zeros(n_escapes + SLACK, np.uint16)
-        escapes[:n_escapes] = np.frombuffer(data, f"<u{size}")
+        if section.size == packed_bytes(n_escapes, field_bits):
+            unpack(section, field_bits, escapes[:n_escapes])
+            return escapes
+        try:
+            data = zstandard.ZstdDecompressor().decompress(section.data, max_output_size=2 * n_escapes)
+        except zstandard.ZstdError as error:
+            raise FormatError(f"{n_escapes} escapes", str(error), "scaled literal") from None
+        if len(data) != 2 * n_escapes:
+            raise FormatError(f"{n_escapes} escapes", f"{len(data)} bytes", "scaled literal")
+        escapes[:n_escapes] = np.frombuffer(data, "<u2")
         return escapes
 
 
@@ -521,9 +524,10 @@ def _tail_contexts(
     )
 
 
-def _escape_bytes(escapes: NDArray[np.uint16], size: int) -> bytes:
-    """Return the section of escapes: as they are, or compressed where that is smaller."""
-    plain = escapes.astype(f"<u{size}").tobytes()
+def _escape_bytes(escapes: NDArray[np.uint16], field_bits: int) -> bytes:
+    """Return the section of escapes: their bits side by side, or compressed where that is smaller."""
+    plain = np.zeros(packed_bytes(escapes.size, field_bits), np.uint8)
+    pack(escapes, field_bits, plain)
     if escapes.size < MIN_ZSTD_ESCAPES:
-        return plain
-    return min(_BUFFERS.compressor.compress(plain), plain, key=len)
+        return plain.tobytes()
+    return min(_BUFFERS.compressor.compress(escapes.data), plain.tobytes(), key=len)
