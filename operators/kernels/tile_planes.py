@@ -26,6 +26,8 @@ BLOCK = 256
 EIGHT_ROWS = 8 * BLOCK + 64  # not a power of two: the 8 lines of a column would share two sets of the cache
 BLOCK_BYTES = 8 * EIGHT_ROWS
 
+EACH = np.uint64(0x0101010101010101)
+BIT_7 = np.uint64(0x8080808080808080)
 _PLANE = ROWS * BLOCK
 _SYMBOLS, _RAW, _PACKED, _ROW = 0, _PLANE, 2 * _PLANE, 2 * _PLANE + BLOCK
 _COLUMNS = _ROW + 2 * BLOCK
@@ -71,6 +73,31 @@ def _symbols_at(columns: Any) -> Any:
 def column_at(symbols_at: Any, column: Any) -> Any:
     """Return where the first 8 symbols of a column are."""
     return symbols_at + (column >> 8) * BLOCK_BYTES + (column & 7) * BLOCK + (column & 0xF8)
+
+
+@inlined
+def range_of(coded: Any, symbol: Any) -> Any:
+    """Return the range of symbols around `symbol` that are coded as such, as the sums that `outside` makes.
+
+    Parameters
+    ----------
+    coded : array, shape (64,)
+        Not 0 where there is a code; the escape is in no range.
+    """
+    first = min(np.int64(symbol), np.int64(ESCAPE))
+    last = first
+    while first > 0 and coded[first - 1]:
+        first -= 1
+    while last < ESCAPE - 1 and coded[last + 1]:
+        last += 1
+    last = min(last, np.int64(ESCAPE - 1))
+    return np.uint64(128 - first) * EACH, np.uint64(127 - last) * EACH
+
+
+@inlined
+def outside(eight: Any, low: Any, high: Any) -> Any:
+    """Return bit 7 of those of eight symbols that are outside a range, and other bits."""
+    return ~(eight + low) | (eight + high)
 
 
 @inlined

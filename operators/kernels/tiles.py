@@ -16,6 +16,7 @@ from operators.kernels.jit import inlined, kernel
 from operators.kernels.lanes import pick
 from operators.kernels.memory import copy_bytes, load_u16, load_u64, store_u16
 from operators.kernels.tile_planes import (
+    BIT_7,
     COLUMN_BYTES,
     EIGHT_ROWS,
     ESCAPE,
@@ -25,6 +26,8 @@ from operators.kernels.tile_planes import (
     column_at,
     field_of,
     merge_tile,
+    outside,
+    range_of,
     set_contexts,
     set_flips,
     split_tile,
@@ -38,13 +41,12 @@ LOWEST = 1 << 16
 LANES = 64
 PAIR_BYTES, PAIR_ESCAPES = 4 * LANES, 2 * LANES
 """Room that a pair of columns must have, whether it needs it or not: giving up must not depend on the machine."""
-ENCODER_BYTES = 16 * 64
-"""Of a table: for each symbol a reciprocal and a row, eight bytes each, as in `operators.kernels.rans`."""
+ENCODER_BYTES = 16 * 65
+"""Of a table: for each symbol a reciprocal and a row as in `operators.kernels.rans`, then the range of live symbols."""
 DECODER_BYTES = 4 << BITS
 """Of a table: for each slot ``symbol | escaped << 6 | place << 8 | frequency << 20``."""
 _ESCAPED = 64
-_IS_ESCAPE = 1 << 63
-"""Bit of the row of a symbol that is coded as an escape."""
+_ENTRIES = ENCODER_BYTES // 8
 SCRATCH_BYTES = FIXED_BYTES
 SCRATCH_BYTES_PER_COLUMN = COLUMN_BYTES + 8 * 15  # a raw block
 
@@ -80,17 +82,17 @@ def encoder_tables(frequencies: NDArray[np.uint16], out: NDArray[np.uint8]) -> N
         start = 0
         for i in range(_canonical(frequencies[table], order)):
             f = np.int64(frequencies[table, order[i]])
-            at = 128 * table + 2 * order[i]
+            at = _ENTRIES * table + 2 * order[i]
             entries[at] = np.uint64((np.int64(1) << (32 + BITS)) // f + 1)
             entries[at + 1] = np.uint64(f << (32 - BITS)) | np.uint64(start << 32) | np.uint64(((1 << BITS) - f) << 48)
             start += f
+        of_table = entries[_ENTRIES * table : _ENTRIES * (table + 1)]
+        of_table[128], of_table[129] = range_of(frequencies[table], order[0] if start else np.int64(0))
         # Symbols without slots are escapes too.
-        escape = 128 * table + 2 * ESCAPE
-        entries[escape + 1] |= np.uint64(_IS_ESCAPE)
         for symbol in range(ESCAPE):
             if frequencies[table, symbol] == 0:
-                entries[128 * table + 2 * symbol] = entries[escape]
-                entries[128 * table + 2 * symbol + 1] = entries[escape + 1]
+                of_table[2 * symbol] = of_table[2 * ESCAPE]
+                of_table[2 * symbol + 1] = of_table[2 * ESCAPE + 1]
 
 
 @kernel("out")
@@ -119,7 +121,7 @@ def _seeded_bytes(block_bytes: Any, lanes: Any) -> Any:
 
 @inlined
 def _put(symbol: Any, entries: Any, first: Any, states: Any, lane: Any, stream: Any, at: Any) -> Any:
-    """Encode a symbol; return the byte where the stream starts, and its row of the table."""
+    """Encode a symbol; return the byte where the stream starts."""
     entry = first + (symbol & np.uint64(255)) * np.uint64(2)
     row = entries[entry + np.uint64(1)]
     x = np.uint64(states[lane])
@@ -128,37 +130,30 @@ def _put(symbol: Any, entries: Any, first: Any, states: Any, lane: Any, stream: 
     x = pick(is_full, x >> np.uint64(16), x)
     at = pick(is_full, at - np.uint64(2), at)
     q = (x * entries[entry]) >> np.uint64(32 + BITS)
-    rest = (row >> np.uint64(48)) & np.uint64(0xFFF)
-    states[lane] = np.uint32(x + ((row >> np.uint64(32)) & np.uint64(0xFFFF)) + q * rest)
-    return at, row
+    states[lane] = np.uint32(x + ((row >> np.uint64(32)) & np.uint64(0xFFFF)) + q * (row >> np.uint64(48)))
+    return at
 
 
 @inlined
 def _put_vector(
     scratch: Any, symbols: Any, entries: Any, first: Any, states: Any, lane: Any, stream: Any, at: Any
 ) -> Any:
-    """Encode the 64 symbols of a column, the last first; return where the stream starts, and whether there are escapes."""
-    escaped = np.uint64(0)
+    """Encode the 64 symbols of a column, the last first; return where the stream starts, and 0 without escapes."""
+    low, high = entries[first + np.uint64(128)], entries[first + np.uint64(129)]
+    bits = np.uint64(0)
     for g in range(7, -1, -1):
         eight = load_u64(scratch, np.uint64(symbols + g * EIGHT_ROWS))
+        bits |= outside(eight, low, high)
         j = lane + np.uint64(8 * g)
-        at, row = _put(eight >> np.uint64(56), entries, first, states, j + np.uint64(7), stream, at)
-        escaped |= row
-        at, row = _put(eight >> np.uint64(48), entries, first, states, j + np.uint64(6), stream, at)
-        escaped |= row
-        at, row = _put(eight >> np.uint64(40), entries, first, states, j + np.uint64(5), stream, at)
-        escaped |= row
-        at, row = _put(eight >> np.uint64(32), entries, first, states, j + np.uint64(4), stream, at)
-        escaped |= row
-        at, row = _put(eight >> np.uint64(24), entries, first, states, j + np.uint64(3), stream, at)
-        escaped |= row
-        at, row = _put(eight >> np.uint64(16), entries, first, states, j + np.uint64(2), stream, at)
-        escaped |= row
-        at, row = _put(eight >> np.uint64(8), entries, first, states, j + np.uint64(1), stream, at)
-        escaped |= row
-        at, row = _put(eight, entries, first, states, j, stream, at)
-        escaped |= row
-    return at, escaped & np.uint64(_IS_ESCAPE)
+        at = _put(eight >> np.uint64(56), entries, first, states, j + np.uint64(7), stream, at)
+        at = _put(eight >> np.uint64(48), entries, first, states, j + np.uint64(6), stream, at)
+        at = _put(eight >> np.uint64(40), entries, first, states, j + np.uint64(5), stream, at)
+        at = _put(eight >> np.uint64(32), entries, first, states, j + np.uint64(4), stream, at)
+        at = _put(eight >> np.uint64(24), entries, first, states, j + np.uint64(3), stream, at)
+        at = _put(eight >> np.uint64(16), entries, first, states, j + np.uint64(2), stream, at)
+        at = _put(eight >> np.uint64(8), entries, first, states, j + np.uint64(1), stream, at)
+        at = _put(eight, entries, first, states, j, stream, at)
+    return at, bits & BIT_7
 
 
 @kernel("raw", "stream", "states", "escapes", "scratch")
@@ -239,14 +234,15 @@ def encode_tiles(
             if v & 1 and (np.int64(below) < PAIR_BYTES or n_escapes < PAIR_ESCAPES):
                 return -1, n_escapes
             column = np.int64(column_order[v])
-            first = np.uint64(128 * np.int64(pair_tables[v >> 1]))
+            first = np.uint64(_ENTRIES * np.int64(pair_tables[v >> 1]))
+            escape_row = entries[first + np.uint64(2 * ESCAPE + 1)]
             symbols = column_at(symbols_at, column)
             lane = np.uint64(last_group if v & 1 else 0)
             below, escaped = _put_vector(scratch, symbols, entries, first, states, lane, stream, below)
             if escaped:
                 for j in range(ROWS - 1, -1, -1):
                     symbol = np.uint64(scratch[symbols + (j >> 3) * EIGHT_ROWS + (j & 7)])
-                    if entries[first + np.uint64(2) * symbol + np.uint64(1)] & np.uint64(_IS_ESCAPE):
+                    if entries[first + np.uint64(2) * symbol + np.uint64(1)] == escape_row:
                         n_escapes -= 1
                         word = words[np.int64(of_tile[j]) * columns + column]
                         escapes[n_escapes] = np.uint16(field_of(word, flipped[column], geometry, top_bit))

@@ -24,7 +24,9 @@ from operators.kernels.huffman import (
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.memory import load_u64, store_u64
 from operators.kernels.tile_planes import (
+    BIT_7,
     COLUMN_BYTES,
+    EACH,
     EIGHT_ROWS,
     ESCAPE,
     FIXED_BYTES,
@@ -33,6 +35,8 @@ from operators.kernels.tile_planes import (
     column_at,
     field_of,
     merge_tile,
+    outside,
+    range_of,
     set_contexts,
     set_flips,
     split_tile,
@@ -46,11 +50,10 @@ GROUP_COLUMNS = 1 << 13
 SIZE_BYTES = 3
 """Of a stream, in the directory of its group."""
 ENCODER_BYTES = 8 * (64 + 2)
-"""Of a table: an entry of `operators.kernels.huffman` for each symbol, then what `_copy_column` adds."""
+"""Of a table: an entry of `operators.kernels.huffman` for each symbol, then the range of symbols with a code."""
 DECODER_BYTES = 12 << PRIMARY_BITS
 _ENTRIES = ENCODER_BYTES // 8
-_EACH = np.uint64(0x0101010101010101)
-_ALL_LOW, _ALL_HIGH = np.uint64(128) * _EACH, np.uint64(128 - ESCAPE) * _EACH  # all symbols but the escape
+_ALL_LOW, _ALL_HIGH = np.uint64(128) * EACH, np.uint64(128 - ESCAPE) * EACH  # all symbols but the escape
 _MANY_BYTES = 8 << PRIMARY_BITS
 _MAX_TABLES = 40
 _GROUP_BYTES = ROWS * GROUP_COLUMNS
@@ -79,14 +82,7 @@ def encoder_tables(lengths: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
             canonical_codes(lengths_of, codes)
             of_table = entries[_ENTRIES * table : _ENTRIES * (table + 1)]
             encoding_table(live, lengths_of, codes, of_table)
-            first = last = live[np.argmin(lengths_of)]
-            while first > 0 and lengths[table, first - 1]:
-                first -= 1
-            while last < ESCAPE - 1 and lengths[table, last + 1]:
-                last += 1
-            last = min(last, ESCAPE - 1)
-            of_table[64] = np.uint64(128 - first) * _EACH
-            of_table[65] = np.uint64(127 - last) * _EACH
+            of_table[64], of_table[65] = range_of(lengths[table], live[np.argmin(lengths_of)])
             for symbol in range(ESCAPE):
                 if lengths[table, symbol] == 0:
                     of_table[symbol] = of_table[ESCAPE]
@@ -141,17 +137,13 @@ def _set_starts(
 
 @inlined
 def _copy_column(scratch: Any, source: Any, step: Any, to: Any, to_step: Any, low: Any, high: Any) -> Any:
-    """Copy the 64 symbols of a column; return whether one of them is outside a range.
-
-    A symbol is below 64. Bit 7 is set in the sum with `low` from the first of the range on, in the sum with
-    `high` beyond the last.
-    """
+    """Copy the 64 symbols of a column; return whether one of them is outside a range."""
     bits = np.uint64(0)
     for g in range(8):
         eight = load_u64(scratch, np.uint64(source + g * step))
         store_u64(scratch, np.uint64(to + g * to_step), eight)
-        bits |= ~(eight + low) | (eight + high)
-    return (bits & (_EACH << np.uint64(7))) != np.uint64(0)
+        bits |= outside(eight, low, high)
+    return (bits & BIT_7) != np.uint64(0)
 
 
 @kernel("raw", "stream", "escapes", "scratch")
