@@ -278,8 +278,6 @@ pick_word_of_two = _instruction("llvm.x86.avx512.vpermi2var.hi.512", WORDS, [WOR
 # (vector, others, mask): the lanes of the mask moved to the front; the first lanes moved to those of the mask.
 compress_words = _instruction("llvm.x86.avx512.mask.compress.v32i16", WORDS, [WORDS, WORDS, WORD_MASK])
 expand_words = _instruction("llvm.x86.avx512.mask.expand.v32i16", WORDS, [WORDS, WORDS, WORD_MASK])
-# (which bits of each 8 bytes: 8 numbers of the first, source)
-pick_bits = _instruction("llvm.x86.avx512.pmultishift.qb.512", BYTES, [BYTES, BYTES])
 count_bits = _instruction("llvm.ctpop.i64", types.uint64, [types.uint64])
 count_trailing_zeros = _define(types.uint64, [types.uint64], lambda b, value: b.cttz(value, ir.IntType(1)(0)))
 count_leading_zeros = _define(types.uint64, [types.uint64], lambda b, value: b.ctlz(value, ir.IntType(1)(0)))
