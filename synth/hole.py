@@ -16,7 +16,18 @@ import numpy as np
 from operators.base import Operator, Stream
 from operators.kernels.fields import split_field
 from operators.words import Dtype, Words, container
-from synth.cost import BYTE_Q8, NOT_COUNTED, Counted, LiteralCost, LzProbe, Verdict, bytes_q8, counts_of, judge
+from synth.cost import (
+    BYTE_Q8,
+    NOT_COUNTED,
+    Counted,
+    LiteralCost,
+    LzProbe,
+    Verdict,
+    bytes_q8,
+    counts_of,
+    exact_literal,
+    judge,
+)
 from synth.features import NARROW_BITS
 from synth.sample import Sample, take_sample
 
@@ -50,12 +61,15 @@ class Known:
         (id, shift, width, closed) to the sample, its verdict, and the literal with LZ.
     counted : dict
         Id of a sample of narrow words to it and to its counts, where they are fewer than the words.
+    planned : dict
+        (id, LZ tried) of a whole sample to it, and to exact cost and encoding of its literal.
     """
 
     samples: dict[tuple[int, int, int], tuple[Sample, Sample]] = field(default_factory=dict)
     origins: dict[int, tuple[Sample, Sample, int]] = field(default_factory=dict)
     judged: dict[tuple[int, int, int, bool], tuple[Sample, Verdict, LiteralCost]] = field(default_factory=dict)
     counted: dict[int, tuple[Sample, Counted]] = field(default_factory=dict)
+    planned: dict[tuple[int, bool], tuple[Sample, int, str]] = field(default_factory=dict)
 
     def cut_out(self, field: Field) -> Sample:
         """Return a field as a sample of its own, the same one each time."""
@@ -257,6 +271,14 @@ class Hole:
         if step not in self.detected:
             self.detected[step] = step.detect(self)
         return self.detected[step]
+
+    def exact_literal(self) -> tuple[int, str]:
+        """Return cost and encoding of a literal as the emitter will write it; `exact` is required."""
+        sample, with_lz, planned = self.sample, self.literal.encoding == "lz", self.setting.known.planned
+        key = id(sample), with_lz
+        if key not in planned:
+            planned[key] = sample, *exact_literal(sample.words, self.stream, with_lz=with_lz)
+        return planned[key][1:]
 
     def _with_lz(self, literal: LiteralCost) -> LiteralCost:
         """Return the cheapest literal, LZ included where words repeat, and at the root in any case."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from operators.base import Operator, Stream
 from operators.kernels.costing import first_change, first_period, last_change
@@ -349,8 +350,13 @@ def _period(words: Words, columns: int) -> int:
     n = words.size
     if n < 4:
         return 0
-    lags = (*range(2, 65), 128, 256, 512, 1024, columns, columns + 1, 2 * columns, -(-n // 4), -(-n // 3), -(-n // 2))
-    return int(first_period(words, np.array(lags, np.int64), 4 * n))
+    return int(first_period(words, _lags(n, columns), 4 * n))
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _lags(n: int, columns: int) -> NDArray[np.int64]:
+    rows, parts = (columns, columns + 1, 2 * columns), (-(-n // 4), -(-n // 3), -(-n // 2))
+    return np.array((*range(2, 65), 128, 256, 512, 1024, *rows, *parts), np.int64)
 
 
 def _nearly_constant(hole: Hole) -> bool:

@@ -13,7 +13,6 @@ from operators.literals.scaled import Scaled
 from operators.program import LIT, Literal, Node
 from operators.words import Words, container
 from synth.conditioned import Condition
-from synth.cost import exact_literal
 from synth.features import FLAT, NARROW_BITS
 from synth.grammar import CONSTANT
 from synth.hole import Hole
@@ -110,7 +109,7 @@ def weigh(hole: Hole, template: Template | None, *, exact: bool = False) -> Weig
     if hole.exact and hole.summary.live == 1:
         template = _CONST
     if exact:
-        literal_q8, encoding = exact_literal(hole.sample.words, hole.stream, with_lz=hole.literal.encoding == "lz")
+        literal_q8, encoding = hole.exact_literal()
     else:
         literal_q8, encoding = hole.literal.bits_q8, hole.literal.encoding
     literal = Weighed(_settled(hole, literal_q8, encoding), hole.tag, hole.stream, literal_q8, encoding, ())
