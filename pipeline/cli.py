@@ -115,4 +115,5 @@ def parser() -> argparse.ArgumentParser:
     cat = add("cat", commands.cat, "raw bytes of a file to standard output", snapshot)
     cat.add_argument("archive", metavar="ARCHIVE")
     cat.add_argument("--file", required=True, metavar="F")
+    cat.add_argument("--range", metavar="START:STOP", help="these bytes alone; only their segments are read")
     return root

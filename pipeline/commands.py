@@ -37,13 +37,13 @@ from pipeline.packs import pack_key
 from pipeline.plan import matches
 from pipeline.report import Report, printable
 from pipeline.restore import (
-    Decoder,
     RestoreItem,
     RestoreJob,
     check_file,
     check_files,
     find_tensor,
     items_of,
+    range_bytes,
     write_tensor,
 )
 from pipeline.rows import Row
@@ -361,16 +361,27 @@ def explain(arguments: argparse.Namespace, report: Report) -> int:
 
 
 def cat(arguments: argparse.Namespace, _report: Report) -> int:
-    """Write the bytes of a file to standard output."""
+    """Write the bytes of a file, or a range of them, to standard output."""
     store, snapshot, rows = _open(arguments, _run_settings(arguments))
     items = [item for item in items_of(snapshot, rows) if item.entry.key == arguments.file]
     if not items:
         raise NothingMatchedError("a file of this name", "none", arguments.file, "see `brevis info`")
-    check_file(items[0].entry, items[0].rows)
-    for _, data in Decoder(store).segments(items[0].rows):
+    item = items[0]
+    check_file(item.entry, item.rows)
+    begin, end = (0, item.n_bytes) if arguments.range is None else _range(arguments.range, item.n_bytes)
+    for data in range_bytes(store, item.rows, begin, end):
         sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
     return DONE
+
+
+def _range(text: str, n_bytes: int) -> tuple[int, int]:
+    """Return the bounds of ``START:STOP`` in a file of `n_bytes`; either may be left out."""
+    match = re.fullmatch(r"(\d*):(\d*)", text)
+    begin, end = (int(match[1] or 0), int(match[2] or n_bytes)) if match else (1, 0)
+    if not begin <= end <= n_bytes:
+        raise UsageError(f"START:STOP within {n_bytes} bytes", text, "--range")
+    return begin, end
 
 
 def record_bytes(rows: Iterable[Row]) -> int:

@@ -7,7 +7,7 @@ independent items, so that any executor can restore many at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -277,12 +277,29 @@ def read_header(decoder: Decoder, item: RestoreItem) -> bytes:
     raise FormatError("a header", f"{len(header)} bytes", item.entry.key)
 
 
+def range_bytes(archive: SourceStore, rows: Iterable[Row], begin: int, end: int) -> Iterator[memoryview]:
+    """Yield bytes `begin` to `end` of a file in order; only the segments that hold some of them are read.
+
+    Parameters
+    ----------
+    archive : SourceStore
+    rows : iterable of Row
+        Of the file, in order.
+    begin, end : int
+
+    Yields
+    ------
+    memoryview
+        Valid until the next one is asked for.
+    """
+    touched = [row for row in rows if row.offset_bytes < end and begin < row.offset_bytes + row.n_bytes]
+    for row, data in Decoder(archive).segments(touched):
+        yield data[max(begin - row.offset_bytes, 0) : min(end - row.offset_bytes, row.n_bytes)]
+
+
 def tensor_bytes(archive: SourceStore, found: FoundTensor) -> Iterator[memoryview]:
     """Yield the bytes of a tensor in order; each part is valid until the next one is asked for."""
-    for row, data in Decoder(archive).segments(found.rows):
-        start = max(found.tensor.begin - row.offset_bytes, 0)
-        stop = min(found.tensor.end - row.offset_bytes, row.n_bytes)
-        yield data[start:stop]
+    return range_bytes(archive, found.rows, found.tensor.begin, found.tensor.end)
 
 
 def write_tensor(archive: SourceStore, target: Store, key: str, found: FoundTensor, *, overwrite: bool) -> int:

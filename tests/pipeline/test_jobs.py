@@ -15,9 +15,13 @@ from typing import Any
 import pytest
 
 from operators.errors import StoreError
+from operators.limits import SEGMENT_BYTES
 from pipeline import commit as commit_module
 from pipeline import driver, restore, segments, tasks
+from pipeline.archive import find_snapshot, load_manifest
 from pipeline.cli import main
+from pipeline.restore import items_of, range_bytes
+from pipeline.store import open_store
 from tests.cases import CASES, bf16, noise, safetensors
 
 ROOT = Path(__file__).parents[2]
@@ -234,6 +238,39 @@ def test_cat_writes_raw_bytes(source: Path, tmp_path: Path) -> None:
         cwd=ROOT, stdout=subprocess.PIPE, check=True,
     )  # fmt: skip
     assert done.stdout == SMALL["model.safetensors"]
+
+
+def test_a_range_is_read_with_the_segments_that_hold_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A range in the middle of a tensor of three segments takes the bytes of one record."""
+    data = safetensors([("w", "U8", [3 * SEGMENT_BYTES], noise(3, 1 << 20) * (3 * SEGMENT_BYTES >> 20))])
+    write(tmp_path / "source", {"large.safetensors": data})
+    archive = tmp_path / "archive"
+    assert main(["archive", str(tmp_path / "source"), str(archive), *QUICK, "-q"]) == 0
+    store = open_store(str(archive), {})
+    snapshot = find_snapshot(store)
+    item = items_of(snapshot, load_manifest(store, snapshot))[0]
+    taken: list[int] = []
+    plain = type(store).get_ranges
+
+    def counted(self: Any, info: Any, ranges: Any) -> Any:
+        taken.extend(stop - start for start, stop in ranges)
+        return plain(self, info, ranges)
+
+    monkeypatch.setattr(type(store), "get_ranges", counted)
+    middle = len(data) // 2
+    assert b"".join(map(bytes, range_bytes(store, item.rows, middle, middle + (1 << 20)))) == (
+        data[middle : middle + (1 << 20)]
+    )
+    assert taken == [row.stored_bytes for row in item.rows if 0 <= middle - row.offset_bytes < row.n_bytes]
+
+
+def test_cat_gives_a_range(source: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    assert main(["archive", str(source), str(archive), *QUICK, "-q"]) == 0
+    cat = [sys.executable, "-m", "pipeline", "cat", str(archive), "--file", "model.safetensors", "--range"]
+    done = subprocess.run([*cat, "5:40"], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    assert done.stdout == SMALL["model.safetensors"][5:40]
+    assert subprocess.run([*cat, "40:5"], check=False, cwd=ROOT, stderr=subprocess.DEVNULL).returncode == 2
 
 
 def test_reading_needs_neither_search_nor_runs(source: Path, tmp_path: Path) -> None:
