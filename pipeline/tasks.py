@@ -138,9 +138,11 @@ class Encoder:
         """
         assert row.digest is not None
         words = segment_words(row.segment, data)
-        program, expansions = self._program_for(row, words)
         self._written = _grown(self._written, len(data) + RECORD_SLACK_BYTES, RECORD_BYTES)
+        program, expansions = self._program_for(row, words)
         encoded = self._encoded(program, words, row.digest)
+        if expansions and self._found is not None and self._is_missed(encoded):
+            encoded = self._smallest(self._found, encoded, words, row.digest)
         if encoded is None or encoded.body_bytes >= len(data):
             encoded = _literal(words, row.digest)
         if not self._restores(encoded, len(data)):
@@ -149,6 +151,19 @@ class Encoder:
             if not self._restores(encoded, len(data)):
                 raise InternalError("a raw record that decodes to its bytes", "other bytes", row.where, "report it")
         return encoded, expansions
+
+    def _is_missed(self, encoded: Encoded | None) -> bool:
+        assert self._found is not None
+        return encoded is None or self._found.is_missed(encoded.body_bytes)
+
+    def _smallest(self, found: Synthesis, encoded: Encoded | None, words: Words, digest: bytes) -> Encoded | None:
+        """Return the smallest record of the finalists; the further segments of the tensor follow it."""
+        best = None if encoded is None else replace(encoded, record=bytes(encoded.record))
+        for other in found.others():
+            tried = self._encoded(other.program_for(words), words, digest)
+            if tried is not None and (best is None or tried.body_bytes < best.body_bytes):
+                best, self._found = replace(tried, record=bytes(tried.record)), other
+        return best
 
     def _encoded(self, program: Node, words: Words, digest: bytes) -> Encoded | None:
         """Return the record of `program`, or None where it does not fit `words` or a limit of the format."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from operators.base import Stream
 from operators.kernels.costing import first_change
 from operators.ops.const import Const
 from operators.program import Node
 from operators.words import Words, dtype_of
+from synth.cost import BYTE_Q8
 from synth.hole import Hole, Setting
 from synth.options import SearchOptions
 from synth.prior import Prior
@@ -20,6 +22,8 @@ BAND = 1024
 """Finalists within one part in so many of the best are weighed by exact bytes."""
 MAX_EXACT = 2
 """Finalists whose exact bytes are worked out: planning tables takes longer than the search of a small tensor."""
+MISSED_PERCENT, MISSED_BYTES = 103, 256
+"""A program that takes more than this part of what it was expected to, and so many bytes, was misjudged."""
 BYTES_PER_EXPANSION = 256
 """A small tensor has fewer expansions: one per so many bytes."""
 
@@ -66,6 +70,15 @@ class Synthesis:
         if words.size > 1 and first_change(words, 1) == words.size:
             return Node(Const(int(words[0])))  # whatever the rest of the tensor is
         return fit(self.template, words, Stream(words.dtype.itemsize * 8, words.size), self.columns)
+
+    def is_missed(self, n_bytes: int) -> bool:
+        """Whether a program of `n_bytes` is so much larger than expected that the sample has misled the search."""
+        return n_bytes > MISSED_PERCENT * self.winner.cost_q8 // (100 * BYTE_Q8) + MISSED_BYTES
+
+    def others(self) -> Iterator[Synthesis]:
+        """Yield the runners-up, each as the winner it might have been, the one expected to be smallest first."""
+        for other in self.runners_up:
+            yield replace(self, template=other.template, winner=other, runners_up=())
 
 
 def budget_of(n_bytes: int, options: SearchOptions) -> int:

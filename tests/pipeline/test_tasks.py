@@ -12,9 +12,10 @@ from operators.program import LIT, Node, parse
 from operators.registry import OPERATORS_BY_NAME
 from operators.run import digest_of, execute
 from pipeline.rows import Row
-from pipeline.tasks import Encoder
+from pipeline.tasks import Encoder, search_words
 from synth.learn import OPTIONS
 from synth.prior import Prior
+from synth.template import RAW
 from tests.cases import noise
 
 ROW = Row("a", 0, 1, "t", "U8", None, 0, 1, 1, 1, "safetensors", None, 0)
@@ -56,3 +57,20 @@ def test_a_program_whose_encodings_need_too_much_memory_is_stored_as_a_literal(m
     assert stored(program, "U16", data, monkeypatch) == "merge[8,8](lz, lz)"
     monkeypatch.setattr(limits, "SCRATCH_FIXED_BYTES", n_words)  # enough for one window, not for two and their blocks
     assert stored(program, "U16", data, monkeypatch) == "lz"
+
+
+def test_a_program_that_was_misjudged_gives_way_to_a_finalist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The further segments of the tensor follow the finalist."""
+    data = np.repeat(np.frombuffer(noise(1, 1 << 12), np.uint8), 16).tobytes()
+    row = replace(ROW, dtype="U8", n_bytes=len(data), digest=digest_of(data))
+    encoder = Encoder(OPTIONS, Prior.uniform())
+    right = search_words(row, np.frombuffer(data, np.uint8), OPTIONS, Prior.uniform())
+    assert right.template is not None
+    wrong = replace(right, template=RAW, winner=replace(right.winner, cost_q8=1), runners_up=(right.winner,))
+    monkeypatch.setattr("pipeline.tasks.search_words", lambda *_: replace(wrong, program=parse("raw")))
+    first, expansions = encoder.record(row, memoryview(data))
+    assert expansions == right.expansions
+    assert first.body_bytes < len(data) // 8
+    program = first.program
+    second, expansions = encoder.record(row, memoryview(data))
+    assert (second.program, expansions) == (program, 0)
