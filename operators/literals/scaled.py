@@ -530,4 +530,5 @@ def _escape_bytes(escapes: NDArray[np.uint16], field_bits: int) -> bytes:
     pack(escapes, field_bits, plain)
     if escapes.size < MIN_ZSTD_ESCAPES:
         return plain.tobytes()
-    return min(_BUFFERS.compressor.compress(escapes.data), plain.tobytes(), key=len)
+    # A reader tells them apart by the size: a frame as long as the plain bits is not taken.
+    return min(plain.tobytes(), _BUFFERS.compressor.compress(escapes.data), key=len)

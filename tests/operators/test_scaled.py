@@ -15,6 +15,7 @@ from operators.base import BLOCK_WORDS, Stream
 from operators.check import check
 from operators.errors import ArchiveError, DamageError, FormatError
 from operators.kernels import scales as kernels
+from operators.kernels.bits import pack, packed_bytes
 from operators.kernels.tile_coder import tile_coder
 from operators.literals import scaled as module
 from operators.literals.scaled import Scaled, view_columns
@@ -221,3 +222,16 @@ def test_views(n_words: int, columns: int, expected: int) -> None:
     found = view_columns(n_words, columns)
     assert found == expected
     assert found % 2 == 0
+
+
+def test_a_frame_of_escapes_is_never_as_long_as_their_bits() -> None:
+    rng = np.random.default_rng(2)
+    ties = 0
+    for n_escapes in range(module.MIN_ZSTD_ESCAPES, 300):
+        escapes = rng.choice(rng.integers(0, 1 << 10, 16), n_escapes).astype(np.uint16)
+        plain = np.empty(packed_bytes(n_escapes, 10), np.uint8)
+        pack(escapes, 10, plain)
+        ties += len(module._BUFFERS.compressor.compress(escapes.data)) == plain.size
+        section = module._escape_bytes(escapes, 10)
+        assert len(section) < plain.size or section == plain.tobytes()
+    assert ties
