@@ -28,6 +28,7 @@ A new operator or encoding is one file in ``ops/`` or ``literals/``. Being there
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -80,6 +81,12 @@ class Source(ABC):
         """
 
 
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    """Return the names of the fields of a dataclass."""
+    return tuple(field.name for field in fields(kind))
+
+
 class Parametric(ABC):
     """What has a name and parameters in a program: a frozen dataclass whose fields are the parameters."""
 
@@ -89,7 +96,7 @@ class Parametric(ABC):
     @property
     def params(self) -> tuple[int, ...]:
         """Parameters as non-negative integers, in the order of the text and of the wire: the fields."""
-        return tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        return tuple([getattr(self, name) for name in _names(type(self))])
 
     @classmethod
     def from_params(cls, params: tuple[int, ...]) -> Self:

@@ -1,4 +1,4 @@
-"""What the search counts: histograms of bit fields, entropies, exact structure with an early exit.
+"""What the search looks for: distinct words, cuts, exact structure with an early exit. See `judging` for costs.
 
 Integers only, so that a cost is the same on every machine, compiled or not. Logarithms come from a table
 of the caller in units of 2**-20 bit; the sums ``x * log2(x)`` of up to 2**26 words stay below 2**52.
