@@ -27,6 +27,7 @@ from synth.conditioned import is_conditioned, swept
 from synth.features import FLAT, MAX_CUT_WORDS, cut_entropies
 from synth.hole import Hole
 from synth.parts import Rows, Turns, Zeros
+from synth.sample import Sample
 from synth.steps import MAX_DICTIONARY, Constant, Delta, Ends, Lookup, Map, Narrow, Offset, Period, Split, Step
 
 Detector: TypeAlias = Callable[[Hole], bool]
@@ -36,8 +37,10 @@ MASKED = 50
 FEW = 16
 """No mask where no more words than that are different: any code names them."""
 SETTLED = 128
-"""Rows are parted before all else where one part in so many of all bits are zeros at the ends of their words, and
-zero words where the others are not near the one before or above, and no more of them equal to it."""
+"""Ends are parted before all else where they are one part in so many, rows where that part of all bits are zeros at
+the ends of their words."""
+TOP_BITS = 12
+"""Sign, exponent and a little of the mantissa, by which words are alike."""
 DEAD = -1
 """For the low bits of a float split: those that are the same in all words."""
 
@@ -130,7 +133,7 @@ def menu_of(hole: Hole, depth: int, disable: frozenset[str]) -> Iterator[Product
 
 def _is_settled(hole: Hole, production: Production) -> bool:
     """Whether `production` parts words of two kinds, and what it saves is so much that nothing else can win."""
-    stream, summary, words = hole.stream, hole.summary, hole.sample.words
+    stream, summary = hole.stream, hole.summary
     if summary.live <= FEW:
         return False
     if production.family == "ends":
@@ -143,8 +146,26 @@ def _is_settled(hole: Hole, production: Production) -> bool:
         op = hole.detect(Rows(production.name == "rows.zero"))
         assert isinstance(op, Partition), "offered where it applies"
         return op.n_marked * op.row_words * op.low_bits * SETTLED >= stream.n_words * stream.width_bits
-    if production.family == "zeros" and stream.width_bits >= 32 and hole.features[6:] == (0, 0):
-        return int(np.count_nonzero((words[1:] == words[:-1]) & (words[1:] != 0))) * SETTLED < words.size
+    return production.family == "zeros" and stream.width_bits >= 32 and not _is_near(hole.sample)
+
+
+def _is_near(sample: Sample) -> bool:
+    """Whether words other than zero are like those before or above: a scan may do more than a mask."""
+    words = sample.words
+    lag, block = sample.row_below
+    pairs = [(words[:-1], words[1:])]
+    if block:
+        halves = words.reshape(-1, 2, lag)
+        pairs.append((halves[:, 0].ravel(), halves[:, 1].ravel()))
+    elif lag:
+        pairs.append((words[:-lag], words[lag:]))
+    for before, after in pairs:
+        are_there = (before != 0) & (after != 0)
+        top = words.dtype.type(sample.stream.width_bits - TOP_BITS)
+        near, word = before[are_there] >> top, after[are_there] >> top
+        equal, far = (int(np.count_nonzero(near[k:] == word[: word.size - k])) for k in (0, 7))
+        if 32 * equal > 64 * far + word.size:
+            return True
     return False
 
 
