@@ -3,7 +3,8 @@
 #   make test       what CI runs: ruff, mypy, import contracts, pytest
 #   make test-slow  the rest: minutes and gigabytes
 #   make bench      sizes and speeds against other compressors; BENCH="names" picks tables:
-#                   BENCH=compare sets all recipes beside all peers (half an hour), BENCH=targets checks what it wrote
+#                   BENCH=compare sets all recipes beside all peers (half an hour; BENCH="compare --help" for less),
+#                   BENCH=targets checks what it wrote
 #   make lint       the first three of `make test`
 
 PYTHON ?= python3.11

@@ -101,7 +101,8 @@ def choose(
 def measure(choice: Choice, say: Callable[[str], None] | None = None) -> Results:
     """Measure what was chosen; ``results/compare.json`` grows as rows come, so that a run may be cut short."""
     say = say or (lambda text: print(text, file=sys.stderr, flush=True))
-    about = {**machine(), "date": time.strftime("%Y-%m-%d"), "command": "make bench BENCH=compare"}
+    command = " ".join(["python -m tests.bench", *sys.argv[1:]])
+    about = {**machine(), "date": time.strftime("%Y-%m-%d"), "command": command}
     results = Results(about)
     results.missing = {peer.name: why for peer in choice.peers if (why := peer.missing())}
     peers = [peer for peer in choice.peers if peer.name not in results.missing]
