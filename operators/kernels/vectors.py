@@ -35,13 +35,11 @@ from numba.extending import intrinsic, lower_builtin, models, register_model
 
 from operators.kernels.jit import JIT
 
-_NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512vbmi", "avx512vbmi2")
+_NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512vbmi", "avx512vbmi2", "bmi2")
 # What numba compiles for, which is the host unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say otherwise.
 _features = set(cpu_target.target_context.codegen().magic_tuple()[2].split(",")) if JIT else set()
 HAS_AVX512: bool = all(f"+{name}" in _features for name in _NEEDED)
 """Whether kernels are compiled here, for a processor that has these instructions."""
-
-_POINTER = ir.IntType(8).as_pointer()
 
 
 class Vector(types.Type):  # type: ignore[misc]
