@@ -84,6 +84,19 @@ def test_published_sizes_are_not_below_what_their_formats_need() -> None:
     assert published.dfloat11_bytes(tensors) is None
 
 
+def test_slow_peers_are_measured_anew_only_where_they_have_changed_and_not_where_they_take_too_long() -> None:
+    slow = dataclasses.replace(ZSTD, name="slow", mb_s=1)
+    old = Row(FILE, 1, "slow", "peer", "file", slow.settings, slow.version, size=7, verified=True)
+    (kept,) = compare._jobs(Choice([FILE], [], [], ["default"], reuse=Results({}, [old])), [slow])
+    assert kept is old
+    changed = dataclasses.replace(old, version="0")
+    (job,) = compare._jobs(Choice([FILE], [], [], ["default"], reuse=Results({}, [changed])), [slow])
+    assert isinstance(job, Job)
+    (left_out,) = compare._jobs(Choice([FILE], [], [], ["default"], patience_s=0.01), [slow])
+    assert isinstance(left_out, Row)
+    assert left_out.note.startswith("not measured: about")
+
+
 class Dying(Job):
     """A job that ends its process."""
 
