@@ -155,7 +155,7 @@ def test_disabled_productions_are_not_used() -> None:
     families = sorted({production.family for production in PRODUCTIONS})
     assert search(tensor, budget=64, disable=tuple(names)).program == LIT
     assert search(tensor, budget=64, disable=tuple(families)).program == LIT
-    without = search(tensor, budget=256, disable=("float",))
+    without = search(tensor, budget=256, disable=("float", "scaled"))
     assert all("float" not in str(step.template) for step in without.trace)
     assert "merge" in str(without.program)
 
