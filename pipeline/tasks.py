@@ -28,6 +28,7 @@ from pipeline.segments import Segment
 from pipeline.store import SourceStore, Store, open_source, open_store
 from synth.options import SearchOptions
 from synth.prior import Prior
+from synth.roles import Roles
 from synth.synthesis import Synthesis, synthesise
 
 RECORD_SLACK_BYTES = 64 << 10
@@ -108,10 +109,10 @@ class Encoder:
     """
 
     def __init__(self, options: SearchOptions, prior: Prior) -> None:
-        self._options = options
-        self._prior = prior
+        self._roles = Roles(options, prior)
         self._tensor: tuple[str, str | None] | None = None
         self._found: Synthesis | None = None
+        self._recalled = False
         self._decoded = np.empty(0, np.uint8)
         self._written = np.empty(0, np.uint8)
         self.alarms: list[str] = []
@@ -119,6 +120,7 @@ class Encoder:
     def start(self) -> None:
         """Forget the tensor of the last task: a task must not depend on those before it."""
         self._tensor = self._found = None
+        self._roles.clear()
         self.alarms = []
 
     def record(self, row: Row, data: memoryview) -> tuple[Encoded, int]:
@@ -141,6 +143,9 @@ class Encoder:
         self._written = _grown(self._written, len(data) + RECORD_SLACK_BYTES, RECORD_BYTES)
         program, expansions = self._program_for(row, words)
         encoded = self._encoded(program, words, row.digest)
+        if self._recalled and self._is_missed(encoded):
+            program, expansions = self._searched(row, words)
+            encoded = self._encoded(program, words, row.digest)
         if expansions and self._found is not None and self._is_missed(encoded):
             encoded = self._smallest(self._found, encoded, words, row.digest)
         if encoded is None or encoded.body_bytes >= len(data):
@@ -176,12 +181,21 @@ class Encoder:
         return encoded
 
     def _program_for(self, row: Row, words: Words) -> tuple[Node, int]:
-        """Search once per tensor and task; the further segments of a tensor share its program."""
+        """Search once per tensor and task; its further segments, and tensors of its role, share the program."""
         tensor = (row.file, row.tensor)
+        self._recalled = False
         if row.tensor is not None and tensor == self._tensor and self._found is not None:
             return self._found.program_for(words), 0
         self._tensor = tensor
-        self._found = search_words(row, words, self._options, self._prior)
+        recalled = self._roles.recall(row.tensor, words, row.dtype, *shape_of(row, words))
+        if recalled is None:
+            return self._searched(row, words)
+        self._recalled = True
+        self._found = recalled
+        return recalled.program, 0
+
+    def _searched(self, row: Row, words: Words) -> tuple[Node, int]:
+        self._found = self._roles.search(row.tensor, words, row.dtype, *shape_of(row, words))
         return self._found.program, self._found.expansions
 
     def _restores(self, encoded: Encoded, n_bytes: int) -> bool:
@@ -297,15 +311,14 @@ def search_segment(row: Row, data: Bytes, options: SearchOptions, prior: Prior) 
 
 def search_words(row: Row, words: Words, options: SearchOptions, prior: Prior) -> Synthesis:
     """Search the program of a segment, seen as the rows that the plan says."""
+    rows, columns = shape_of(row, words)
+    return synthesise(words, dtype=row.dtype, rows=rows, columns=columns, options=options, prior=prior)
+
+
+def shape_of(row: Row, words: Words) -> tuple[int, int]:
+    """Return rows and columns of the words of a segment."""
     by_rows = row.n_rows > 1 and words.size % row.n_rows == 0
-    return synthesise(
-        words,
-        dtype=row.dtype,
-        rows=row.n_rows if by_rows else 1,
-        columns=words.size // row.n_rows if by_rows else words.size,
-        options=options,
-        prior=prior,
-    )
+    return (row.n_rows, words.size // row.n_rows) if by_rows else (1, words.size)
 
 
 def segment_words(segment: Segment, data: Bytes) -> Words:

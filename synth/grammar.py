@@ -146,7 +146,8 @@ def _is_settled(hole: Hole, production: Production) -> bool:
         op = hole.detect(Rows(production.name == "rows.zero"))
         assert isinstance(op, Partition), "offered where it applies"
         return op.n_marked * op.row_words * op.low_bits * SETTLED >= stream.n_words * stream.width_bits
-    return production.family == "zeros" and stream.width_bits >= 32 and not _is_near(hole.sample)
+    is_wide = hole.is_float and stream.width_bits >= 32
+    return production.family == "zeros" and is_wide and not _is_near(hole.sample)
 
 
 def _is_near(sample: Sample) -> bool:
@@ -162,8 +163,10 @@ def _is_near(sample: Sample) -> bool:
     for before, after in pairs:
         are_there = (before != 0) & (after != 0)
         top = words.dtype.type(sample.stream.width_bits - TOP_BITS)
+        if np.count_nonzero(before[are_there] == after[are_there]) * SETTLED > words.size:
+            return True
         near, word = before[are_there] >> top, after[are_there] >> top
-        equal, far = (int(np.count_nonzero(near[k:] == word[: word.size - k])) for k in (0, 7))
+        equal, far = (int(np.count_nonzero(near[k:] == word[: word.size - k])) for k in (0, min(7, word.size)))
         if 32 * equal > 64 * far + word.size:
             return True
     return False

@@ -35,7 +35,7 @@ LAMBDA_Q16 = (655, 1966)
 ANNEAL_EXPANSIONS = 64
 NODE_Q8 = 2 * BYTE_Q8
 """Least cost of an operator on the wire."""
-LEAST_GAIN_Q8 = BYTE_Q8
+LEAST_GAIN_Q8 = 24 * BYTE_Q8
 """What an expansion has to save beside a part of the tensor: it takes as long for a small one."""
 SPREAD_BITS = 3
 """Steps of one kind differ by about ``2**-SPREAD_BITS`` of what they gain."""

@@ -67,7 +67,7 @@ def test_a_program_that_was_misjudged_gives_way_to_a_finalist(monkeypatch: pytes
     right = search_words(row, np.frombuffer(data, np.uint8), OPTIONS, Prior.uniform())
     assert right.template is not None
     wrong = replace(right, template=RAW, winner=replace(right.winner, cost_q8=1), runners_up=(right.winner,))
-    monkeypatch.setattr("pipeline.tasks.search_words", lambda *_: replace(wrong, program=parse("raw")))
+    monkeypatch.setattr("synth.roles.synthesise", lambda *_, **__: replace(wrong, program=parse("raw")))
     first, expansions = encoder.record(row, memoryview(data))
     assert expansions == right.expansions
     assert first.body_bytes < len(data) // 8
