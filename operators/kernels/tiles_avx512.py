@@ -188,6 +188,18 @@ def decoder_tables(frequencies: NDArray[np.uint16], out: NDArray[np.uint8]) -> N
 
 
 @inlined
+def _columns_of(scratch: Any, view: Any, columns: Any) -> Any:
+    """Return the top and the scale of each column, and the byte of the scratch where the last block goes."""
+    tops = view.tops - address(scratch)
+    scales = view.scratch - address(scratch) + FIXED_BYTES + COLUMN_BYTES * columns
+    return (
+        scratch[tops : tops + 2 * columns].view(np.uint16),
+        scratch[scales : scales + 4 * columns].view(np.int32),
+        scales + 4 * columns,
+    )
+
+
+@inlined
 def _pair_scales(column_order: Any, column_scales: Any, scales: Any) -> None:
     """Set the scale that each column is coded with: that of the first of its pair."""
     for p in range(column_order.size >> 1):
@@ -378,15 +390,12 @@ def encode_tiles(
     Returns
     -------
     at, n_escapes : int
-        `at` is -1 where there is too little room, or an escape has no slots.
+        `at` is -1 where there may be too little room for a pair of columns.
     """
     two = states.size == 2 * LANES
     base = (address(scratch) + 63) & ~63
     view = view_of(words, flips, columns, geometry, base + _STREAM_BYTES)
-    first_scale = base - address(scratch) + _STREAM_BYTES + FIXED_BYTES + COLUMN_BYTES * columns
-    scales = scratch[first_scale : first_scale + 4 * columns].view(np.int32)
-    first_top = view.tops - address(scratch)
-    tops = scratch[first_top : first_top + 2 * columns].view(np.uint16)
+    tops, scales, _ = _columns_of(scratch, view, columns)
     _pair_scales(column_order, column_scales, scales)
     block = 8 * view.raw * columns
     if is_last:
@@ -544,10 +553,7 @@ def decode_tiles(
     two = states.size == 2 * LANES
     base = (address(scratch) + 63) & ~63
     view = view_of(words, flips, columns, geometry, base + _STREAM_BYTES)
-    first_scale = base - address(scratch) + _STREAM_BYTES + FIXED_BYTES + COLUMN_BYTES * columns
-    scales = scratch[first_scale : first_scale + 4 * columns].view(np.int32)
-    first_top = view.tops - address(scratch)
-    tops = scratch[first_top : first_top + 2 * columns].view(np.uint16)
+    tops, scales, last_at = _columns_of(scratch, view, columns)
     _pair_scales(column_order, column_scales, scales)
     block = 8 * view.raw * columns
     if is_last and tile_scales.size == 0 and not _put_seeds(states, 0, 0):
@@ -593,11 +599,10 @@ def decode_tiles(
         if moved and p > safe:
             return np.int64(-1), n_escapes
         if is_last and tile == tile_scales.size - 1:
-            n_seeded, last = min(2 * states.size, block), address(scratch) + first_scale + 4 * columns
-            if not _put_seeds(states, n_seeded, last + block - n_seeded):
+            n_seeded, source = min(2 * states.size, block), address(scratch) + last_at
+            if not _put_seeds(states, n_seeded, source + block - n_seeded):
                 return np.int64(-1), n_escapes
-            copy_bytes(scratch, first_scale + 4 * columns, payload, raw_at + block * tile, block - n_seeded)
-            source = last
+            copy_bytes(scratch, last_at, payload, raw_at + block * tile, block - n_seeded)
         _set_tops(scale, scales, geometry, tops)
         merge_tile(view, its_rows, source)
     left = safe - p if moved else address(payload) + end - p
