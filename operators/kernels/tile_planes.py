@@ -31,9 +31,11 @@ BIT_7 = np.uint64(0x8080808080808080)
 _PLANE = ROWS * BLOCK
 _SYMBOLS, _RAW, _PACKED, _ROW = 0, _PLANE, 2 * _PLANE, 2 * _PLANE + BLOCK
 _COLUMNS = _ROW + 2 * BLOCK
-FIXED_BYTES = _COLUMNS + 64 + BLOCK_BYTES
+FIXED_BYTES = _COLUMNS + 64 + BLOCK_BYTES + 8
 COLUMN_BYTES = 9 + BLOCK_BYTES // BLOCK
 """`FIXED_BYTES`, and `COLUMN_BYTES` for each column, are the scratch that is used here."""
+BLOCK_COLUMN_BYTES = ROWS * 15 // 8
+"""Of the largest raw block, for each column."""
 
 
 @inlined
@@ -169,13 +171,13 @@ def _split_symbols(scratch: Any, tops: Any, low_bits: Any, mask: Any, to: Any, n
 
 
 @inlined
-def _split_raw(scratch: Any, low_mask: Any, shift: Any, sign: Any, drop: Any, out: Any, to: Any, n: Any) -> None:
+def _split_raw(scratch: Any, low_mask: Any, shift: Any, sign: Any, drop: Any, to: Any, n: Any) -> None:
     """Write bits `drop` to ``drop + 8`` of the raw fields."""
     row, start, byte = np.uint64(_ROW), np.uint64(to), np.uint16(255)
     for c in range(n):
         word = load_u16(scratch, row + c + c)
         raw = np.uint16(both(word, low_mask) | both(down(word, shift), sign))
-        out[start + c] = np.uint8(both(down(raw, drop), byte))
+        scratch[start + c] = np.uint8(both(down(raw, drop), byte))
 
 
 @inlined
@@ -185,7 +187,6 @@ def _merge(
     tops: Any,
     low_bits: Any,
     mask: Any,
-    raw: Any,
     raw_at: Any,
     low_mask: Any,
     shift: Any,
@@ -197,7 +198,7 @@ def _merge(
     for c in range(n):
         symbol = np.uint16(scratch[source + c])
         field = both(np.uint16(load_u16(scratch, top_at + c + c) - symbol), mask)
-        bits = np.uint16(raw[start + c])
+        bits = np.uint16(scratch[start + c])
         word = np.uint16(up(field, low_bits) | both(bits, low_mask) | both(up(bits, shift), sign))
         store_u16(scratch, row + c + c, word)
 
@@ -278,7 +279,7 @@ def _to_rows(scratch: Any, source: Any, n_columns: Any) -> None:
 @inlined
 def _pack_part(scratch: Any, bit: Any, width: Any, n_columns: Any, raw: Any, to: Any, columns: Any) -> None:
     """Pack bits `bit` to ``bit + width`` of the raw plane, of 8 / width rows into each byte, to rows of `raw`."""
-    mask = ((np.uint64(1) << np.uint64(width)) - np.uint64(1)) * np.uint64(0x0101010101010101)
+    mask = ((np.uint64(1) << np.uint64(width)) - np.uint64(1)) * EACH
     drop = np.uint64(bit)
     packed = np.uint64(_PACKED)
     n = np.uint64((n_columns + 7) >> 3)
@@ -294,14 +295,13 @@ def _pack_part(scratch: Any, bit: Any, width: Any, n_columns: Any, raw: Any, to:
 
 
 @inlined
-def _unpack_part(scratch: Any, bit: Any, width: Any, n_columns: Any, raw: Any, start: Any, columns: Any) -> None:
+def _unpack_part(scratch: Any, bit: Any, width: Any, n_columns: Any, start: Any, columns: Any) -> None:
     """Inverse of `_pack_part`; the part at bit 0 replaces what the plane held."""
-    mask = ((np.uint64(1) << np.uint64(width)) - np.uint64(1)) * np.uint64(0x0101010101010101)
+    mask = ((np.uint64(1) << np.uint64(width)) - np.uint64(1)) * EACH
     raised = np.uint64(bit)
-    packed = np.uint64(_PACKED)
     n = np.uint64((n_columns + 7) >> 3)
     for i in range(8 * width):
-        copy_bytes(scratch, _PACKED, raw, start + i * columns, n_columns)
+        packed = np.uint64(start + i * columns)
         for j in range(8 // width):
             plane = np.uint64(_RAW + (i + 8 * width * j) * BLOCK)
             shift = np.uint64(width * j)
@@ -312,15 +312,7 @@ def _unpack_part(scratch: Any, bit: Any, width: Any, n_columns: Any, raw: Any, s
 
 
 @inlined
-def split_tile(
-    words: Any,
-    columns: Any,
-    rows: Any,
-    geometry: Any,
-    scratch: Any,
-    raw: Any,
-    raw_at: Any,
-) -> None:
+def split_tile(words: Any, columns: Any, rows: Any, geometry: Any, scratch: Any, raw: Any, raw_at: Any) -> None:
     """Write the symbols of a tile by column, and its raw block to byte `raw_at` of `raw`."""
     low_bits, signed = geometry[0], geometry[3]
     raw_bits = low_bits + (1 if signed else 0)
@@ -335,12 +327,10 @@ def split_tile(
         for j in range(ROWS):
             _load_row(words, np.int64(rows[j]) * columns + c, flips + 2 * c, signed, low_bits, scratch, n)
             _split_symbols(scratch, tops + 2 * c, low_bits, mask, _SYMBOLS + j * BLOCK, n)
-            plane = _RAW + j * BLOCK
             if raw_bits >= 8:
-                _split_raw(scratch, low_mask, shift, sign, 0, raw, raw_at + j * columns + c, n)
-                _split_raw(scratch, low_mask, shift, sign, 8, scratch, plane, n)
-            else:
-                _split_raw(scratch, low_mask, shift, sign, 0, scratch, plane, n)
+                _split_raw(scratch, low_mask, shift, sign, 0, _PACKED, n)
+                copy_bytes(raw, raw_at + j * columns + c, scratch, _PACKED, n_columns)
+            _split_raw(scratch, low_mask, shift, sign, raw_bits & 8, _RAW + j * BLOCK, n)
         _to_columns(scratch, symbols_at + (c >> 8) * BLOCK_BYTES, n_columns)
         to = raw_at + c + (ROWS * columns if raw_bits >= 8 else 0)
         bit = 0
@@ -353,16 +343,8 @@ def split_tile(
 
 
 @inlined
-def merge_tile(
-    words: Any,
-    columns: Any,
-    rows: Any,
-    geometry: Any,
-    scratch: Any,
-    raw: Any,
-    raw_at: Any,
-) -> None:
-    """Inverse of `split_tile`, but for the fields of escapes."""
+def merge_tile(words: Any, columns: Any, rows: Any, geometry: Any, scratch: Any, block_at: Any) -> None:
+    """Inverse of `split_tile`, but for the fields of escapes; the scratch holds the raw block and 8 bytes more."""
     low_bits, signed = geometry[0], geometry[3]
     raw_bits = low_bits + (1 if signed else 0)
     mask = np.uint16((np.int64(1) << geometry[2]) - 1)
@@ -374,23 +356,20 @@ def merge_tile(
         n_columns = min(BLOCK, columns - c)
         n = np.uint64(n_columns)
         _to_rows(scratch, symbols_at + (c >> 8) * BLOCK_BYTES, n_columns)
-        start = raw_at + c + (ROWS * columns if raw_bits >= 8 else 0)
+        start = block_at + c + (ROWS * columns if raw_bits >= 8 else 0)
         bit = 0
         for p in range(2, -1, -1):
             width = 1 << p
             if raw_bits & width:
-                _unpack_part(scratch, bit, width, n_columns, raw, start, columns)
+                _unpack_part(scratch, bit, width, n_columns, start, columns)
                 bit += width
                 start += 8 * width * columns
         for j in range(ROWS):
-            symbols, plane = _SYMBOLS + j * BLOCK, _RAW + j * BLOCK
-            if raw_bits >= 8:
-                low = raw_at + j * columns + c
-                _merge(scratch, symbols, tops + 2 * c, low_bits, mask, raw, low, low_mask, shift, sign, n)
-                if raw_bits > 8:
-                    _merge_high(scratch, plane, low_mask, shift, sign, n)
-            else:
-                _merge(scratch, symbols, tops + 2 * c, low_bits, mask, scratch, plane, low_mask, shift, sign, n)
+            plane = _RAW + j * BLOCK
+            low = block_at + j * columns + c if raw_bits >= 8 else plane
+            _merge(scratch, _SYMBOLS + j * BLOCK, tops + 2 * c, low_bits, mask, low, low_mask, shift, sign, n)
+            if raw_bits > 8:
+                _merge_high(scratch, plane, low_mask, shift, sign, n)
             to = np.int64(rows[j]) * columns + c
             _store_row(scratch, flips + 2 * c, signed, low_bits, words, to, n)
 

@@ -17,6 +17,7 @@ from operators.kernels.lanes import pick
 from operators.kernels.memory import copy_bytes, load_u16, load_u64, store_u16
 from operators.kernels.tile_planes import (
     BIT_7,
+    BLOCK_COLUMN_BYTES,
     COLUMN_BYTES,
     EIGHT_ROWS,
     ESCAPE,
@@ -48,7 +49,7 @@ DECODER_BYTES = 4 << BITS
 _ESCAPED = 64
 _ENTRIES = ENCODER_BYTES // 8
 SCRATCH_BYTES = FIXED_BYTES
-SCRATCH_BYTES_PER_COLUMN = COLUMN_BYTES + 8 * 15  # a raw block
+SCRATCH_BYTES_PER_COLUMN = COLUMN_BYTES + BLOCK_COLUMN_BYTES
 
 
 @inlined
@@ -387,14 +388,13 @@ def decode_tiles(
                     return -1, n_escapes
             listed[n_listed] = column
             n_listed += 1 if escaped else 0
+        n_seeded = 0
         if is_last and i == n_tiles - 1:
             n_seeded = _seeded_bytes(block_bytes, states.size)
             if not _put_seeds(states, n_seeded, scratch, block_at + block_bytes - n_seeded):
                 return -1, n_escapes
-            copy_bytes(scratch, block_at, payload, raw_at + i * block_bytes, block_bytes - n_seeded)
-            merge_tile(words, columns, of_tile, geometry, scratch, scratch, block_at)
-        else:
-            merge_tile(words, columns, of_tile, geometry, scratch, payload, raw_at + i * block_bytes)
+        copy_bytes(scratch, block_at, payload, raw_at + i * block_bytes, block_bytes - n_seeded)
+        merge_tile(words, columns, of_tile, geometry, scratch, block_at)
         for k in range(n_listed):
             column = np.int64(listed[k])
             symbols = column_at(symbols_at, column)

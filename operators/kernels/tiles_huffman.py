@@ -22,7 +22,7 @@ from operators.kernels.huffman import (
     encoding_table,
 )
 from operators.kernels.jit import inlined, kernel
-from operators.kernels.memory import load_u64, store_u64
+from operators.kernels.memory import copy_bytes, load_u64, store_u64
 from operators.kernels.tile_planes import (
     BIT_7,
     COLUMN_BYTES,
@@ -58,7 +58,8 @@ _MANY_BYTES = 8 << PRIMARY_BITS
 _MAX_TABLES = 40
 _GROUP_BYTES = ROWS * GROUP_COLUMNS
 SCRATCH_BYTES = FIXED_BYTES + 3 * _GROUP_BYTES + 256
-SCRATCH_BYTES_PER_COLUMN = COLUMN_BYTES + 3 * ROWS  # symbols by table, and twice as much for the codes of one table
+SCRATCH_BYTES_PER_COLUMN = COLUMN_BYTES + 3 * ROWS
+# Symbols by table, and then either codes of one table, up to two bytes a symbol, or a raw block.
 
 
 @kernel("out")
@@ -279,6 +280,7 @@ def decode_tiles(
     set_flips(flips, top_bit + 1, flipped)
     block_bytes = 8 * (geometry[0] + (1 if geometry[3] else 0)) * columns
     flat = tables.reshape(-1)
+    block_at = scratch.size - block_bytes - 8
     starts, ends = np.empty(_MAX_TABLES + 1, np.int64), np.empty(STREAMS + 1, np.int64)
     step = max(1, GROUP_COLUMNS // columns)
     for group in range(0, tile_scales.size, step):
@@ -320,7 +322,8 @@ def decode_tiles(
                 source = by_table + starts[table]
                 n_listed += 1 if _copy_column(scratch, source, 8, to, EIGHT_ROWS, _ALL_LOW, _ALL_HIGH) else 0
                 starts[table] += ROWS
-            merge_tile(words, columns, of_tile, geometry, scratch, payload, raw_at + i * block_bytes)
+            copy_bytes(scratch, block_at, payload, raw_at + i * block_bytes, block_bytes)
+            merge_tile(words, columns, of_tile, geometry, scratch, block_at)
             for k in range(n_listed):
                 column = np.int64(listed[k])
                 symbols_of = column_at(symbols_at, column)
