@@ -66,7 +66,7 @@ def calibrate(samples: Sequence[TensorSample], options: SearchOptions, base: Pri
 def learn_from(sample: TensorSample, options: SearchOptions, base: Prior, evidence: Evidence, seed: int) -> None:
     """Search one tensor and count what was worth its expansion."""
     columns = sample.columns if sample.rows > 1 and 1 < sample.columns < sample.words.size else 0
-    setting = Setting(dtype_of(sample.dtype), options.sample_words, options.exact_words)
+    setting = Setting(dtype_of(sample.dtype), options.sample_words, options.exact_words, options.coder)
     search = Search(setting.root(sample.words, columns), options)
     search.run(base, ORDERED_EXPANSIONS)
     search.run(Prior.uniform(), ORDERED_EXPANSIONS + SHUFFLED_EXPANSIONS, shuffle=seed)

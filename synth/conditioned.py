@@ -1,7 +1,7 @@
 """Leaves in the context of their rows and columns, as the search weighs them: encodings, but chosen as steps.
 
 A step names how a leaf is conditioned; how many tables are worth their bytes is swept inside it. Costs come
-from the planner of the encoding itself (`operators.literals.scaled`), run on a sample of whole rows.
+from the planner of the encoding itself (`operators.literals.tiled`), run on a sample of whole rows.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from operators.base import Operator, Stream
-from operators.kernels.scales import LEVELS, STEPS, SYMBOLS, scale_bits, sign_spread, table_costs
-from operators.literals.scaled import Scaled, view_columns
+from operators.kernels.scales import LEVELS, STEPS, SYMBOLS, sign_spread
+from operators.kernels.tile_costs import table_costs
+from operators.kernels.tile_heads import scale_bits
+from operators.literals.scaled import Scaled
+from operators.literals.scaled_huffman import ScaledHuffman
+from operators.literals.tiled import Tiled, view_columns
 from operators.program import Literal
 from operators.words import Dtype, Words
 from synth.cost import BYTE_Q8, Q8, literal_q8
@@ -20,6 +24,8 @@ from synth.hole import Hole
 from synth.logs import LOGS, SMOOTH_LOGS
 from synth.steps import Expansion, Step
 
+KINDS: dict[str, type[Tiled]] = {"rans": Scaled, "huffman": ScaledHuffman}
+"""The encoding of each coder."""
 MIN_WORDS = 1 << 11
 """Fewest words that are conditioned: tables and states take a few hundred bytes."""
 MAX_ROWS = 512
@@ -46,6 +52,8 @@ class Condition(Step):
         Bits of the mantissa that are coded with the exponent.
     layout : Dtype
         Of the words.
+    kind : type of Tiled
+        The encoding.
     tables : int or None
         ``2**tables`` tables an octave; None while they are to be swept.
     """
@@ -55,26 +63,27 @@ class Condition(Step):
     signed: int
     fraction_bits: int
     layout: Dtype
+    kind: type[Tiled]
     tables: int | None = None
 
     @property
     def label(self) -> str:
-        return f"scaled[{self.scales},{self.signed},{self.fraction_bits},{self.tables}]"
+        return f"{self.kind.name}[{self.scales},{self.signed},{self.fraction_bits},{self.tables}]"
 
     def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
         return None
 
-    def encoding(self, stream: Stream, columns: int) -> Scaled:
+    def encoding(self, stream: Stream, columns: int) -> Tiled:
         """Return the encoding of a leaf whose rows have `columns` words, 0 where it has none."""
         view = view_columns(stream.n_words, columns if self.scales else 0)
         low_bits = self.layout.mantissa_bits - self.fraction_bits
-        return Scaled(view, low_bits, self.fraction_bits, self.signed, self.scales, self.tables or 0)
+        return self.kind(view, low_bits, self.fraction_bits, self.signed, self.scales, self.tables or 0)
 
     def leaf(self, stream: Stream, columns: int) -> Literal:
         """Return the literal of a leaf, one that the emitter is to choose where the words are too few."""
         if stream.n_words < MIN_WORDS:
             return Literal()
-        return Literal(Scaled.name, self.encoding(stream, columns).params)
+        return Literal(self.kind.name, self.encoding(stream, columns).params)
 
     def expand(self, hole: Hole) -> Expansion | None:
         costs = self.costs(hole)
@@ -111,19 +120,20 @@ class Condition(Step):
         sums = np.empty((STEPS * LEVELS, SYMBOLS), np.int64)
         costs = np.empty((4, 2), np.int64)
         field_bits = encoding.field_bits(stream.width_bits)
-        table_costs(counts, self.fraction_bits, field_bits, LOGS, SMOOTH_LOGS, sums, costs)
+        table_costs(counts, self.fraction_bits, field_bits, LOGS, SMOOTH_LOGS, sums, costs, encoding.max_length)
         raw_bits = encoding.low_bits + (self.signed > 0)
-        fixed = 8 * 14 + 16 * encoding.layout(stream).lanes + raw_bits * stream.n_words
+        fixed = 8 * 14 + raw_bits * stream.n_words
         if self.scales:
             fixed += int(scale_bits(scales.rows)) * step * stream.n_words // max(1, words.size)
         if self.scales == 2:
             fixed += int(scale_bits(scales.columns))
         if self.signed == 2:
             fixed += 4 * encoding.columns
-        result = [
-            _node_q8(encoding) + literal_q8((int(bits) * stream.n_words // counted >> 12) + (fixed + int(head)) * Q8)
-            for bits, head in costs
-        ]
+        result = []
+        for tables, (bits, head) in enumerate(costs):
+            extra_bits = 8 * encoding.extra_bytes(stream, (LEVELS if self.signed == 2 else 1) << tables)
+            payload_q8 = (int(bits) * stream.n_words // counted >> 12) + (fixed + int(head) + extra_bits) * Q8
+            result.append(_node_q8(encoding) + literal_q8(payload_q8))
         memo[key] = (hole, result)
         return result
 
@@ -134,7 +144,7 @@ def swept(hole: Hole, signed: int, fraction_bits: int) -> Step | None:
     for scales in (2, 1, 0) if hole.columns > 1 else (0,):
         if signed == 2 and not scales:
             continue
-        step = Condition(scales, signed, fraction_bits, hole.layout)
+        step = Condition(scales, signed, fraction_bits, hole.layout, KINDS[hole.setting.coder])
         costs = step.costs(hole)
         if costs is not None and (best is None or min(costs) < best[0]):
             best = min(costs), replace(step, tables=costs.index(min(costs)))
@@ -180,6 +190,6 @@ def _words_of(hole: Hole, *, flat: bool) -> tuple[Words, int] | None:
     return (hole.sample.words, 0) if flat else None
 
 
-def _node_q8(encoding: Scaled) -> int:
+def _node_q8(encoding: Tiled) -> int:
     """Return what the parameters take on the wire; the node and its length are counted with any literal."""
     return BYTE_Q8 * (1 + sum(max(1, -(-param.bit_length() // 7)) for param in encoding.params))

@@ -94,6 +94,8 @@ class Setting:
     dtype: Dtype
     sample_words: int
     exact_words: int
+    coder: str = "rans"
+    """Of conditioned leaves, as in `SearchOptions`."""
     probe: LzProbe = field(default_factory=LzProbe)
     known: Known = field(default_factory=Known)
     conditioned: dict[tuple[int, int, int, int], tuple[object, list[int]]] = field(default_factory=dict)

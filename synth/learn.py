@@ -49,6 +49,7 @@ OPTIONS = SearchOptions(
     max_holes=1 << 16,
     max_held_bytes=1 << 30,
     min_gain_ppm=0,
+    coder="rans",
     share=False,
 )
 

@@ -38,6 +38,8 @@ class SearchOptions:
         Most memory for the samples of the holes that may still be expanded.
     min_gain_ppm : int
         An expansion must be expected to save this part of the tensor, in millionths; 0 never stops early.
+    coder : {"rans", "huffman"}
+        Of leaves in the context of scales: the smaller one, or the one that is fast on any CPU.
     share : bool
         Whether tensors of a task whose names differ by numbers alone, and that look alike, are searched once.
     """
@@ -54,4 +56,5 @@ class SearchOptions:
     max_holes: int
     max_held_bytes: int
     min_gain_ppm: int
+    coder: Literal["rans", "huffman"]
     share: bool

@@ -111,7 +111,7 @@ def synthesise(
         The same for the same arguments, on any machine.
     """
     columns = columns if rows > 1 and 1 < columns < words.size else 0
-    setting = Setting(dtype_of(dtype), options.sample_words, options.exact_words)
+    setting = Setting(dtype_of(dtype), options.sample_words, options.exact_words, options.coder)
     search = Search(setting.root(words, columns), options)
     budget = budget_of(words.nbytes, options)
     search.run(prior, budget)
@@ -129,7 +129,12 @@ def finish(
     root = search.root
     if not root.exact:
         root = Setting(
-            setting.dtype, options.finish_words, options.finish_words, setting.probe, parted=setting.parted
+            setting.dtype,
+            options.finish_words,
+            options.finish_words,
+            options.coder,
+            setting.probe,
+            parted=setting.parted,
         ).root(words, columns)
         root.detected = search.root.detected
     last_first = [improvement.template for improvement in reversed(search.improvements)]

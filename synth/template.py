@@ -9,7 +9,6 @@ import numpy as np
 
 from operators.base import Operator, Stream
 from operators.errors import FormatError
-from operators.literals.scaled import Scaled
 from operators.program import LIT, Literal, Node
 from operators.words import Words, container
 from synth.conditioned import Condition
@@ -119,7 +118,7 @@ def weigh(hole: Hole, template: Template | None, *, exact: bool = False) -> Weig
     cost_q8, holes = expansion
     encoding = ""
     if isinstance(template.step, Condition):
-        encoding = Scaled.name
+        encoding = template.step.kind.name
         exact_q8 = template.step.exact_q8(hole.sample.words, hole.stream, hole.columns) if exact else cost_q8
         if exact_q8 is None:
             return literal

@@ -1,4 +1,4 @@
-"""Scales of rows and columns, and the tables of symbols that follow from them (`operators.literals.scaled`).
+"""Scales of rows and columns, and the symbols that follow from them (`operators.literals.tiled`).
 
 A scale is an integer in 1/8 octave: the mean of exponents, or of what stands for them. Everything here is
 integer arithmetic, so a plan is the same on every machine.
@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from operators.kernels.alphabet import golomb_bits, peek, put_bits, put_golomb, take_golomb, zigzag
 from operators.kernels.jit import inlined, kernel
-from operators.kernels.lanes import bit_length, both, down
+from operators.kernels.lanes import both, down
 
 STEPS = 8
 """Steps of a scale in an octave."""
@@ -25,18 +24,11 @@ LEVELS = 5
 """Classes of columns by how far from even their signs are."""
 SLOTS = 4096
 """Frequencies of a table add up to this."""
-MAIN_SLOTS = 16
-"""Least slots of a symbol that is not rare: a vector decoder looks at buckets of so many."""
-RARE_SLOTS = 128
-"""Most slots of all rare symbols of a table."""
-SCALE_LIMIT = 1 << 14
-"""Scales lie below this, and above its negative."""
 CHUNK = 64
 """Neighbouring columns that are looked at together."""
 HEADROOM = 8
 """Octaves above the scale, and `DEPTH` below it, in which symbols are counted before a window is chosen."""
 DEPTH = 64
-_MANTISSA_BITS = 4
 
 
 @kernel("sums")
@@ -243,7 +235,7 @@ def count_symbols(
         last for all that is farther off, or above.
     """
     low, fraction, field_bits, signed = geometry[0], geometry[1], geometry[2], geometry[3]
-    top_bit = 8 * words.itemsize - 1
+    top_bit = np.uint64(8 * words.itemsize - 1)
     bins = counts.shape[1]
     flat = counts.reshape(-1)
     runs_per_row = (columns + CHUNK - 1) // CHUNK
@@ -252,30 +244,43 @@ def count_symbols(
     counted = np.int64(0)
     keep = np.uint64((np.int64(1) << field_bits) - 1)
     down_by = np.uint64(low)
+    top = np.int32((HEADROOM + 1) << fraction) - np.int32(1)
+    step_bins, level_bins, last = np.int32(bins), np.int32(STEPS * bins), np.int32(bins - 1)
+    places = np.empty(CHUNK, np.int32)
     for i in range(0, rows.size, stride):
         row = words[np.int64(rows[i]) * columns : (np.int64(rows[i]) + 1) * columns]
-        scale = np.int64(scales[i])
+        scale = scales[i]
         for k in range(per_row):
             run = (k * runs_per_row // per_row + i * 7) % runs_per_row
-            end = min(columns, (run + 1) * CHUNK)
-            for c in range(run * CHUNK, end):
-                word = np.uint64(row[c])
-                if signed == 2:
-                    sign = ((word >> np.uint64(top_bit)) ^ np.uint64(flips[c])) & np.uint64(1)
-                    lowest = (word >> down_by) & np.uint64(1)
-                    word ^= (sign ^ lowest) << down_by
-                context = scale + np.int64(column_scales[c])
-                place = (((context >> 3) + HEADROOM + 1) << fraction) - 1 - np.int64((word >> down_by) & keep)
-                if place < 0 or place >= bins:
-                    place = bins - 1  # of the escapes
-                at = np.uint64((np.int64(levels[c]) * STEPS + (context & 7)) * bins + place)
-                flat[at] += np.uint32(1)
-            counted += end - run * CHUNK
+            start = run * CHUNK
+            part = row[start : min(columns, start + CHUNK)]
+            part_scales = column_scales[start : start + part.size]
+            part_levels = levels[start : start + part.size]
+            if signed == 2:
+                part_flips = flips[start : start + part.size]
+                for c in range(part.size):
+                    word = np.uint64(part[c])
+                    sign = ((word >> top_bit) ^ np.uint64(part_flips[c])) & np.uint64(1)
+                    word ^= (sign ^ ((word >> down_by) & np.uint64(1))) << down_by
+                    places[c] = np.int32((word >> down_by) & keep)
+            else:
+                for c in range(part.size):
+                    places[c] = np.int32((np.uint64(part[c]) >> down_by) & keep)
+            for c in range(part.size):
+                context = np.int32(scale + part_scales[c])
+                place = np.int32(((context >> 3) << fraction) + top - places[c])
+                is_outside = np.uint32(place) > np.uint32(last)
+                place = last if is_outside else place  # of the escapes
+                places[c] = np.int32(part_levels[c] * level_bins + (context & 7) * step_bins + place)
+            for c in range(part.size):
+                flat[np.uint64(places[c])] += np.uint32(1)
+            counted += part.size
     return counted
 
 
 @inlined
-def _window(counts: Any, fraction_bits: Any, tables: Any, sums: Any) -> Any:
+def window(counts: Any, fraction_bits: Any, tables: Any, sums: Any) -> Any:
+    """As `window_counts`."""
     bins = counts.shape[1]
     totals = np.zeros(bins, np.int64)
     for row in range(counts.shape[0]):
@@ -320,71 +325,7 @@ def window_counts(counts: Any, fraction_bits: int, tables: int, sums: Any) -> in
     sums : int64 array, shape (n_tables, SYMBOLS)
         Set, the last symbol to what the window leaves out.
     """
-    return _window(counts, fraction_bits, tables, sums)
-
-
-@inlined
-def _log(x: Any, logs: Any) -> Any:
-    """Return the logarithm of any count: beyond the table by its upper bits."""
-    up = 0
-    while x > 65536:
-        x >>= 1
-        up += 1
-    return logs[x] + (np.int64(up) << 20)
-
-
-@kernel("sums", "costs")
-def table_costs(
-    counts: Any,
-    fraction_bits: int,
-    field_bits: int,
-    logs: NDArray[np.int64],
-    smooth_logs: NDArray[np.int64],
-    sums: NDArray[np.int64],
-    costs: NDArray[np.int64],
-) -> None:
-    """Work out what the symbols of a sample would take with 1, 2, 4 and 8 tables an octave.
-
-    Parameters
-    ----------
-    counts : uint32 array, shape (rows, bins)
-        As `count_symbols` leaves them; as many rows as contexts may take.
-    fraction_bits, field_bits : int
-    logs, smooth_logs : int64 arrays
-        log2 of 0 to 65536 in 2**-20 bit, and what stands for it in Grassberger's estimator of entropy.
-    sums : int64 array, shape (rows, SYMBOLS)
-        Scratch.
-    costs : int64 array, shape (4, 2)
-        Set, for each number of tables: bits of all symbols and escapes in 2**-20 bit, and bits of the tables.
-    """
-    for tables in range(4):
-        found = sums[: (counts.shape[0] >> 3) << tables]
-        _window(counts, fraction_bits, tables, found)
-        bits, head = np.int64(0), np.int64(0)
-        escapes, counted = np.int64(0), np.int64(0)
-        for table in range(found.shape[0]):
-            total = np.int64(0)
-            for v in range(SYMBOLS):
-                total += found[table, v]
-            head += 1
-            if total == 0:
-                continue
-            coded = total * _log(total, logs)
-            head += 6
-            previous = np.int64(0)
-            for v in range(SYMBOLS):
-                x = found[table, v]
-                coded -= x * _log(x, smooth_logs)
-                n_bits = bit_length((2 * x * SLOTS + total) // (2 * total))
-                head += golomb_bits(0, zigzag(n_bits - previous)) + min(max(n_bits - 1, np.int64(0)), 4)
-                previous = n_bits
-            bits += max(np.int64(0), coded) + ((found[table, ESCAPE] * field_bits) << 20)
-            escapes += found[table, ESCAPE]
-            counted += total
-        if 2 * escapes > counted:
-            bits = (counted * 64) << 20  # the writer gives up
-        costs[tables, 0] = bits
-        costs[tables, 1] = head
+    return window(counts, fraction_bits, tables, sums)
 
 
 @kernel("used")
@@ -408,279 +349,3 @@ def mark_used(
             if row_steps[step]:
                 used[first + (((step + np.int64(scales[column])) & 7) >> (3 - tables))] = 1
     used[(tail_scale & 7) >> (3 - tables)] = 1
-
-
-@inlined
-def _rounded(frequency: Any) -> Any:
-    """Return the nearest number with at most 5 significant bits."""
-    spare = bit_length(frequency) - 1 - _MANTISSA_BITS
-    if spare <= 0:
-        return frequency
-    return ((frequency + (np.int64(1) << (spare - 1))) >> spare) << spare
-
-
-@kernel("frequencies")
-def fit_table(counts: NDArray[np.int64], pool: NDArray[np.int64], frequencies: NDArray[np.uint16]) -> int:
-    """Set frequencies close to the proportions of `counts`; return the symbol that takes what is left.
-
-    Symbols that are hardly seen are left to the escape. Every frequency but that of one symbol has at most 5
-    significant bits, so that a table costs about a byte a symbol; what rounding leaves goes to that one.
-
-    Parameters
-    ----------
-    counts : int64 array, shape (SYMBOLS,)
-    pool : int64 array, shape (SYMBOLS,)
-        Counts of all tables together, which stand in where `counts` are few.
-    frequencies : uint16 array, shape (SYMBOLS,)
-    """
-    seen, pooled = np.int64(0), np.int64(0)
-    for v in range(SYMBOLS):
-        seen += counts[v]
-        pooled += pool[v]
-    g = np.zeros(SYMBOLS, np.int64)
-    total = np.int64(0)
-    for v in range(SYMBOLS):
-        # In units of 1/16, so that a borrowed part of a count is not lost.
-        g[v] = 16 * counts[v]
-        if seen < SLOTS and pooled:
-            g[v] += pool[v] * SLOTS // pooled
-        total += g[v]
-    least = max(np.int64(1), total // 50000)
-    for v in range(ESCAPE):
-        if g[v] < least:
-            g[ESCAPE] += g[v]
-            g[v] = 0
-    g[ESCAPE] = max(g[ESCAPE], np.int64(1))
-    total, live, largest = np.int64(0), np.int64(0), 0
-    for v in range(SYMBOLS):
-        total += g[v]
-        live += g[v] > 0
-        if g[v] > g[largest]:
-            largest = v
-    if live == 1:
-        g[0] = 1
-        total += 1
-    f = np.zeros(SYMBOLS, np.int64)
-    rare = np.int64(0)
-    for v in range(SYMBOLS):
-        if g[v] and g[v] * SLOTS < total * MAIN_SLOTS:
-            f[v] = max(np.int64(1), (2 * g[v] * SLOTS + total) // (2 * total))
-            if f[v] >= MAIN_SLOTS:
-                f[v] = MAIN_SLOTS - 1
-            rare += f[v]
-    while rare > RARE_SLOTS:  # the most frequent of them become main ones
-        most = -1
-        for v in range(SYMBOLS):
-            if 0 < f[v] < MAIN_SLOTS and (most < 0 or g[v] > g[most]):
-                most = v
-        rare -= f[most]
-        f[most] = MAIN_SLOTS
-    # Main symbols share what is left in proportion, none below its least.
-    left, mass = np.int64(SLOTS), np.int64(0)
-    for v in range(SYMBOLS):
-        if f[v]:
-            left -= f[v]
-        else:
-            mass += g[v]
-    again = True
-    while again:
-        again = False
-        for v in range(SYMBOLS):
-            if g[v] and f[v] == 0 and g[v] * left < mass * MAIN_SLOTS and v != largest:
-                f[v] = MAIN_SLOTS
-                left -= MAIN_SLOTS
-                mass -= g[v]
-                again = True
-    carry = np.int64(0)
-    shared = left
-    for v in range(SYMBOLS):
-        if g[v] and f[v] == 0 and v != largest:
-            exact = (2 * g[v] * shared + mass) // (2 * mass)
-            f[v] = max(np.int64(MAIN_SLOTS), _rounded(max(exact + carry, np.int64(1))))
-            carry += exact - f[v]
-            left -= f[v]
-    f[largest] = left
-    for v in range(SYMBOLS):
-        frequencies[v] = f[v]
-    return largest
-
-
-@inlined
-def _scale_code(scales: Any) -> Any:
-    """Return base, order and bits of the code of an array of scales."""
-    total = np.int64(0)
-    for i in range(scales.size):
-        total += np.int64(scales[i])
-    base = (2 * total + scales.size) // (2 * scales.size)
-    order, best = 0, np.int64(1) << 62
-    for k in range(12):
-        n_bits = np.int64(0)
-        for i in range(scales.size):
-            n_bits += golomb_bits(k, zigzag(np.int64(scales[i]) - base))
-        if n_bits < best:
-            order, best = k, n_bits
-    return base, order, best
-
-
-@kernel()
-def scale_bits(scales: NDArray[np.int32]) -> int:
-    """Return the bits that an array of scales takes."""
-    return _scale_code(scales)[2] + 19 if scales.size else 0
-
-
-@inlined
-def _put_scales(out: Any, bit: Any, scales: Any) -> Any:
-    """Write an array of scales: its base, an order, then Exp-Golomb codes of the differences to the base."""
-    base, order, _ = _scale_code(scales)
-    bit = put_bits(out, bit, base + SCALE_LIMIT, 15)
-    bit = put_bits(out, bit, order, 4)
-    for i in range(scales.size):
-        bit = put_golomb(out, bit, order, zigzag(np.int64(scales[i]) - base))
-    return bit
-
-
-@inlined
-def _take_scales(buffer: Any, bit: Any, scales: Any) -> Any:
-    """Read an array of scales; return the bit after it, or -1 where there is none."""
-    base = np.int64(peek(buffer, bit) & np.uint64(0x7FFF)) - SCALE_LIMIT
-    order = np.int64(peek(buffer, bit + 15) & np.uint64(15))
-    bit += 19
-    for i in range(scales.size):
-        code, bit = take_golomb(buffer, bit, order)
-        scale = base + (code >> 1 if code & 1 == 0 else -((code + 1) >> 1))
-        if code < 0 or bit > 8 * buffer.size or scale <= -SCALE_LIMIT or scale >= SCALE_LIMIT:
-            return np.int64(-1)
-        scales[i] = scale
-    return bit
-
-
-@kernel("out")
-def put_head(
-    row_scales: NDArray[np.int32],
-    column_scales: NDArray[np.int32],
-    tail_scale: int,
-    levels: NDArray[np.uint8],
-    flips: NDArray[np.uint8],
-    frequencies: NDArray[np.uint16],
-    spare: NDArray[np.int64],
-    out: NDArray[np.uint8],
-) -> int:
-    """Write scales, signs and tables to the zeroed `out`; return the bytes that they take.
-
-    Parameters
-    ----------
-    row_scales, column_scales : int32 arrays
-        Empty where the payload has none.
-    tail_scale : int
-    levels, flips : uint8 arrays, shape (columns,), or empty
-    frequencies : uint16 array, shape (n_tables, SYMBOLS)
-        Zeros for a table that is not there.
-    spare : int64 array, shape (n_tables,)
-        The symbol of each table that takes what the others leave.
-    out : uint8 array
-        Room for 6 bytes per scale, 1 per column and 160 per table, and 64.
-    """
-    bit = put_bits(out, 0, tail_scale + SCALE_LIMIT, 15)
-    if row_scales.size:
-        bit = _put_scales(out, bit, row_scales)
-    if column_scales.size:
-        bit = _put_scales(out, bit, column_scales)
-    for c in range(levels.size):
-        bit = put_bits(out, bit, np.int64(levels[c]) | np.int64(flips[c]) << 3, 4)
-    for table in range(frequencies.shape[0]):
-        is_there = 0
-        for v in range(SYMBOLS):
-            if frequencies[table, v]:
-                is_there = 1
-        bit = put_bits(out, bit, is_there, 1)
-        if not is_there:
-            continue
-        bit = put_bits(out, bit, spare[table], 6)
-        previous = np.int64(0)
-        for v in range(SYMBOLS):
-            if v == spare[table]:
-                continue
-            f = np.int64(frequencies[table, v])
-            n_bits = bit_length(f)
-            bit = put_golomb(out, bit, 0, zigzag(n_bits - previous))
-            previous = n_bits
-            kept = min(n_bits - 1, np.int64(_MANTISSA_BITS))
-            if kept > 0:
-                bit = put_bits(out, bit, f >> (n_bits - 1 - kept), kept)
-    return (bit + 7) >> 3
-
-
-@kernel("row_scales", "column_scales", "levels", "flips", "frequencies", "numbers")
-def take_head(
-    buffer: NDArray[np.uint8],
-    row_scales: NDArray[np.int32],
-    column_scales: NDArray[np.int32],
-    levels: NDArray[np.uint8],
-    flips: NDArray[np.uint8],
-    frequencies: NDArray[np.uint16],
-    numbers: NDArray[np.int64],
-) -> int:
-    """Read what `put_head` writes into arrays of the same shapes; return its bytes, or -1 where it is none.
-
-    ``numbers[0]`` is set to the scale of the tail. Tables are checked: their sums, and the rule of rare symbols.
-    """
-    end = 8 * buffer.size
-    numbers[0] = np.int64(peek(buffer, 0) & np.uint64(0x7FFF)) - SCALE_LIMIT
-    bit = np.int64(15)
-    if row_scales.size:
-        bit = _take_scales(buffer, bit, row_scales)
-        if bit < 0:
-            return -1
-    if column_scales.size:
-        bit = _take_scales(buffer, bit, column_scales)
-        if bit < 0:
-            return -1
-    for c in range(levels.size):
-        nibble = np.int64(peek(buffer, bit) & np.uint64(15))
-        bit += 4
-        levels[c] = nibble & 7
-        flips[c] = nibble >> 3
-        if nibble & 7 >= LEVELS or bit > end:
-            return -1
-    for table in range(frequencies.shape[0]):
-        for v in range(SYMBOLS):
-            frequencies[table, v] = 0
-        is_there = np.int64(peek(buffer, bit) & np.uint64(1))
-        bit += 1
-        if bit > end:
-            return -1
-        if not is_there:
-            continue
-        spare = np.int64(peek(buffer, bit) & np.uint64(63))
-        bit += 6
-        previous, total, rare = np.int64(0), np.int64(0), np.int64(0)
-        for v in range(SYMBOLS):
-            if v == spare:
-                continue
-            code, bit = take_golomb(buffer, bit, 0)
-            previous += code >> 1 if code & 1 == 0 else -((code + 1) >> 1)
-            if code < 0 or previous < 0 or previous > 12 or bit > end:
-                return -1
-            if previous == 0:
-                continue
-            kept = min(previous - 1, np.int64(_MANTISSA_BITS))
-            f = np.int64(1) << kept
-            if kept:
-                f |= np.int64(peek(buffer, bit)) & ((np.int64(1) << kept) - 1)
-                bit += kept
-            f <<= previous - 1 - kept
-            frequencies[table, v] = f
-            total += f
-            if f < MAIN_SLOTS:
-                rare += f
-        if bit > end or total >= SLOTS or total == 0:
-            return -1
-        left = SLOTS - total
-        frequencies[table, spare] = left
-        if left < MAIN_SLOTS:
-            rare += left
-        if rare > RARE_SLOTS or frequencies[table, ESCAPE] == 0:
-            return -1
-    if bit & 7 and buffer[bit >> 3] >> (bit & 7):
-        return -1
-    return (bit + 7) >> 3

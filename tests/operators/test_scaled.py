@@ -1,4 +1,4 @@
-"""The encoding `scaled` as a literal of a record: its planner, its sections, damage, and what it gives up on."""
+"""The encodings of tiles as literals of a record: their planner, their sections, damage, and what they give up on."""
 
 from __future__ import annotations
 
@@ -10,21 +10,26 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from operators.base import BLOCK_WORDS, Stream
 from operators.check import check
 from operators.errors import ArchiveError, DamageError, FormatError
-from operators.kernels import scales as kernels
+from operators.kernels import tile_heads as kernels
 from operators.kernels.bits import pack, packed_bytes
+from operators.kernels.scales import ESCAPE, SLOTS
 from operators.kernels.tile_coder import tile_coder
-from operators.literals import scaled as module
-from operators.literals.scaled import Scaled, view_columns
+from operators.literals import scaled, tiled
+from operators.literals.scaled import Scaled
+from operators.literals.scaled_huffman import ScaledHuffman
+from operators.literals.tiled import Tiled, view_columns
 from operators.program import Literal, Node, parse
 from operators.run import encode, execute
 from operators.words import Words
 from tests.strategies import Case, cases, conditions, damage
 
-PLAIN = Scaled(64, 5, 2, 1, 2, 3)
+PLAIN = (64, 5, 2, 1, 2, 3)
+every_kind = pytest.mark.parametrize("kind", [Scaled, ScaledHuffman])
 
 
 def weights(n_words: int, columns: int, seed: int = 0, width_bits: int = 16) -> Words:
@@ -37,13 +42,13 @@ def weights(n_words: int, columns: int, seed: int = 0, width_bits: int = 16) -> 
     return words.astype(np.uint16 if width_bits == 16 else np.uint8)
 
 
-def program(scaled: Scaled) -> Node:
-    return Node(Literal(Scaled.name, scaled.params))
+def program(one: Tiled) -> Node:
+    return Node(Literal(one.name, one.params))
 
 
-def round_trip(scaled: Scaled, words: Words) -> int:
+def round_trip(one: Tiled, words: Words) -> int:
     """Return the bytes of the record."""
-    encoded = encode(program(scaled), words)
+    encoded = encode(program(one), words)
     assert encoded is not None
     check(encoded.program, encoded.stream)
     assert execute(encoded.record, n_bytes=words.nbytes).tobytes() == words.tobytes()
@@ -53,6 +58,7 @@ def round_trip(scaled: Scaled, words: Words) -> int:
 
 @settings(max_examples=60, deadline=None)
 @given(
+    kind=st.sampled_from((Scaled, ScaledHuffman)),
     width_bits=st.sampled_from((8, 16)),
     n_words=st.integers(0, 9000),
     columns=st.integers(1, 40).map(lambda half: 2 * half),
@@ -60,27 +66,28 @@ def round_trip(scaled: Scaled, words: Words) -> int:
     seed=st.integers(0, 1 << 20),
 )
 def test_weights_come_back(
-    width_bits: int, n_words: int, columns: int, numbers: tuple[int, ...], seed: int
+    kind: type[Tiled], width_bits: int, n_words: int, columns: int, numbers: tuple[int, ...], seed: int
 ) -> None:
-    scaled = Scaled(columns, *numbers)
+    one = kind(columns, *numbers)
     words = weights(n_words, columns, seed, width_bits)
     try:
-        scaled.check(Stream(width_bits, n_words))
+        one.check(Stream(width_bits, n_words))
     except FormatError:
         with pytest.raises(FormatError):
-            encode(program(scaled), words)
+            encode(program(one), words)
         return
-    encoded = encode(program(scaled), words)
+    encoded = encode(program(one), words)
     if encoded is not None:
         assert execute(encoded.record).tobytes() == words.tobytes()
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=cases((8, 16), 4000), data=st.data())
-def test_any_words_come_back_or_are_given_up(case: Case, data: st.DataObject) -> None:
-    fitting = list(conditions(Scaled, case.stream))
-    scaled = data.draw(st.sampled_from(fitting))
-    encoded = encode(program(scaled), case.words)
+@given(kind=st.sampled_from((Scaled, ScaledHuffman)), case=cases((8, 16), 4000), data=st.data())
+def test_any_words_come_back_or_are_given_up(kind: type[Tiled], case: Case, data: st.DataObject) -> None:
+    fitting = list(conditions(kind, case.stream))
+    one = data.draw(st.sampled_from(fitting))
+    assert isinstance(one, kind)
+    encoded = encode(program(one), case.words)
     if encoded is not None:
         assert encoded.body_bytes <= case.words.nbytes
         assert execute(encoded.record).tobytes() == case.words.tobytes()
@@ -88,37 +95,70 @@ def test_any_words_come_back_or_are_given_up(case: Case, data: st.DataObject) ->
 
 @pytest.mark.parametrize("n_words", [1 << 17, (1 << 17) + 8191, (1 << 17) - 64, 64 * 768 * 5 + 63 * 768 + 5])
 @pytest.mark.parametrize("signed", [1, 2])
-def test_large_literals_and_their_tails(n_words: int, signed: int) -> None:
-    round_trip(Scaled(768, 5, 2, signed, 2, 3), weights(n_words, 768))
+@every_kind
+def test_large_literals_and_their_tails(kind: type[Tiled], n_words: int, signed: int) -> None:
+    round_trip(kind(768, 5, 2, signed, 2, 3), weights(n_words, 768))
 
 
-def test_scales_are_worth_their_bytes() -> None:
+@every_kind
+def test_scales_are_worth_their_bytes(kind: type[Tiled]) -> None:
     words = weights(1024 * 128, 128)
-    sizes = [round_trip(Scaled(128, 5, 2, 1, scales, 3), words) for scales in (0, 1, 2)]
+    sizes = [round_trip(kind(128, 5, 2, 1, scales, 3), words) for scales in (0, 1, 2)]
     assert sizes[2] < 0.99 * sizes[1] < 0.98 * sizes[0]
 
 
-def test_signs_that_lean_by_column_are_used() -> None:
+def test_huffman_codes_are_hardly_longer() -> None:
+    words = weights(1024 * 128, 128)
+    plain = round_trip(Scaled(128, 5, 2, 1, 2, 2), words)
+    assert plain < round_trip(ScaledHuffman(128, 5, 2, 1, 2, 2), words) < 1.01 * plain
+
+
+@every_kind
+def test_signs_that_lean_by_column_are_used(kind: type[Tiled]) -> None:
     words = weights(64 * 512, 512)
     leaning = np.tile(np.arange(512) % 2 == 0, 64)
     words[leaning] |= 0x8000
     words[~leaning] &= 0x7FFF
-    assert round_trip(Scaled(512, 5, 2, 2, 2, 2), words) < 0.96 * round_trip(Scaled(512, 5, 2, 1, 2, 2), words)
+    assert round_trip(kind(512, 5, 2, 2, 2, 2), words) < 0.96 * round_trip(kind(512, 5, 2, 1, 2, 2), words)
 
 
-def test_below_a_split_the_words_are_gathered_block_by_block() -> None:
+@every_kind
+def test_below_a_split_the_words_are_gathered_block_by_block(kind: type[Tiled]) -> None:
     n_words = BLOCK_WORDS + 777
     wide = weights(n_words, 64).astype(np.uint32) << np.uint32(16) | np.arange(n_words, dtype=np.uint32) & 0xFFFF
-    tree = Node(parse("merge[16,16](lit, lit)").op, (Node(Literal()), program(PLAIN)))
+    tree = Node(parse("merge[16,16](lit, lit)").op, (Node(Literal()), program(kind(*PLAIN))))
     encoded = encode(tree, wide)
     assert encoded is not None
     assert execute(encoded.record).tobytes() == wide.tobytes()
 
 
-def test_noise_is_given_up() -> None:
+@every_kind
+def test_noise_is_given_up(kind: type[Tiled]) -> None:
     rng = np.random.Generator(np.random.PCG64(5))
     noise = rng.integers(0, 1 << 16, 1 << 16, np.uint16)
-    assert encode(program(PLAIN), noise) is None
+    assert encode(program(kind(*PLAIN)), noise) is None
+
+
+@every_kind
+def test_scales_that_no_payload_can_hold_are_given_up(kind: type[Tiled]) -> None:
+    for value in (7, 2000, 2100, 1 << 15):
+        words = np.full(4096, value, np.uint16)
+        encoded = encode(program(kind(16, 0, 0, 0, 2, 0)), words)
+        assert (encoded is None) == (value > 2048)
+        assert encoded is None or execute(encoded.record).tobytes() == words.tobytes()
+
+
+@every_kind
+def test_nothing_beyond_the_payload_and_the_room_is_written(kind: type[Tiled]) -> None:
+    words = weights(64 * 64 + 700, 64)
+    n_bytes = kind(*PLAIN).write(words, np.empty(words.nbytes, np.uint8))
+    payloads = set()
+    for room in (words.nbytes, words.nbytes + 999, 2 * words.nbytes):
+        out = np.full(room + 64, 0xA5, np.uint8)
+        assert kind(*PLAIN).write(words, out[:room]) == n_bytes
+        assert (out[room:] == 0xA5).all()
+        payloads.add(out[:n_bytes].tobytes())
+    assert len(payloads) == 1
 
 
 @pytest.mark.parametrize("n_words", [4096, 4096 + 700, 1 << 17])
@@ -126,19 +166,20 @@ def test_every_family_writes_and_reads_the_same(n_words: int, monkeypatch: pytes
     words = weights(n_words, 64)
     records = []
     for portable in (False, True):
-        monkeypatch.setattr(module, "tile_coder", lambda portable=portable: tile_coder(portable=portable))
-        encoded = encode(program(PLAIN), words)
+        monkeypatch.setattr(scaled, "tile_coder", lambda portable=portable: tile_coder(portable=portable))
+        encoded = encode(program(Scaled(*PLAIN)), words)
         assert encoded is not None
         records.append(bytes(encoded.record))
     assert records[0] == records[1]
     assert execute(records[0]).tobytes() == words.tobytes()
 
 
-def test_the_interpreter_writes_and_reads_the_same() -> None:
+@every_kind
+def test_the_interpreter_writes_and_reads_the_same(kind: type[Tiled]) -> None:
     code = (
         "from tests.operators.test_scaled import *\n"
         "words = weights(64 * 40 + 700, 20)\n"
-        "encoded = encode(program(Scaled(20, 5, 2, 2, 2, 3)), words)\n"
+        f"encoded = encode(program({kind.__name__}(20, 5, 2, 2, 2, 3)), words)\n"
         "assert execute(encoded.record).tobytes() == words.tobytes()\n"
         "print(bytes(encoded.record).hex())"
     )
@@ -153,15 +194,16 @@ def test_the_interpreter_writes_and_reads_the_same() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), signed=st.sampled_from((1, 2)))
-def test_a_damaged_payload_is_refused_or_decodes_to_words(data: st.DataObject, signed: int) -> None:
+@every_kind
+def test_a_damaged_payload_is_refused_or_decodes_to_words(kind: type[Tiled], data: st.DataObject, signed: int) -> None:
     words = weights(64 * 64 * 2 + 700, 64)
-    scaled = Scaled(64, 5, 2, signed, 2, 3)
+    one = kind(64, 5, 2, signed, 2, 3)
     out = np.empty(words.nbytes, np.uint8)
-    payload = out[: scaled.write(words, out)].tobytes()
+    payload = out[: one.write(words, out)].tobytes()
     damaged = data.draw(damage(payload))
     found = np.empty_like(words)
     try:
-        scaled.source(memoryview(damaged), Stream(16, words.size)).read(found)
+        one.source(memoryview(damaged), Stream(16, words.size)).read(found)
     except DamageError:
         return
     assert found.size == words.size
@@ -169,30 +211,76 @@ def test_a_damaged_payload_is_refused_or_decodes_to_words(data: st.DataObject, s
 
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_a_damaged_record_is_refused(data: st.DataObject) -> None:
+@every_kind
+def test_a_damaged_record_is_refused(kind: type[Tiled], data: st.DataObject) -> None:
     words = weights(64 * 64, 64)
-    encoded = encode(program(PLAIN), words)
+    encoded = encode(program(kind(*PLAIN)), words)
     assert encoded is not None
     with pytest.raises(ArchiveError):
         execute(data.draw(damage(bytes(encoded.record))), n_bytes=words.nbytes)
 
 
+some_counts = st.lists(
+    st.one_of(st.just(0), st.integers(0, 50), st.integers(0, 1 << 30)), min_size=64, max_size=64
+).map(lambda counts: np.array(counts, np.int64))
+
+
 @settings(max_examples=200, deadline=None)
-@given(counts=st.lists(st.one_of(st.just(0), st.integers(0, 50), st.integers(0, 1 << 30)), min_size=64, max_size=64))
-def test_tables_are_such_as_readers_take(counts: list[int]) -> None:
-    frequencies = np.zeros((1, 64), np.uint16)
-    wanted = np.array(counts, np.int64)
-    spare = kernels.fit_table(wanted, wanted, frequencies[0])
-    assert int(frequencies.sum()) == kernels.SLOTS
-    assert frequencies[0, kernels.ESCAPE] > 0
+@given(counts=some_counts)
+def test_frequencies_are_such_as_readers_take(counts: NDArray[np.int64]) -> None:
+    frequencies = np.zeros((2, 64), np.uint16)
+    spare = kernels.fit_frequencies(counts, counts, frequencies[0])
+    assert int(frequencies.sum()) == SLOTS
+    assert frequencies[0, ESCAPE] > 0
     assert int(frequencies[frequencies < kernels.MAIN_SLOTS].sum()) <= kernels.RARE_SLOTS
-    none32, none8 = np.empty(0, np.int32), np.empty(0, np.uint8)
-    out = np.zeros(300, np.uint8)
-    n_bytes = kernels.put_head(none32, none32, -77, none8, none8, frequencies, np.array([spare]), out)
-    found, numbers = np.empty((1, 64), np.uint16), np.empty(1, np.int64)
-    assert kernels.take_head(out[:n_bytes], none32, none32, none8, none8, found, numbers) == n_bytes
+    out = np.zeros(400, np.uint8)
+    n_bytes = kernels.put_frequencies(frequencies, np.array([spare, 0]), out, 3)
+    found = np.empty_like(frequencies)
+    assert kernels.take_frequencies(out[:n_bytes], 3, found) == n_bytes
     assert (found == frequencies).all()
-    assert numbers[0] == -77
+
+
+@settings(max_examples=200, deadline=None)
+@given(counts=some_counts)
+def test_codes_are_such_as_readers_take(counts: NDArray[np.int64]) -> None:
+    lengths = np.zeros((2, 64), np.uint8)
+    kernels.fit_lengths(counts, counts, lengths[0])
+    there = lengths[0][lengths[0] > 0].astype(int)
+    assert sum(1 << kernels.MAX_LENGTH - length for length in there) == 1 << kernels.MAX_LENGTH
+    assert lengths[0, ESCAPE] > 0
+    out = np.zeros(400, np.uint8)
+    n_bytes = kernels.put_lengths(lengths, out, 3)
+    found = np.empty_like(lengths)
+    assert kernels.take_lengths(out[:n_bytes], 3, found) == n_bytes
+    assert (found == lengths).all()
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        {0: 1, 1: 2, ESCAPE: 3},  # room is left
+        {0: 1, 1: 1, ESCAPE: 1},  # more than there is room for
+        {0: 1, 1: 1},  # no escape
+        {i: i + 1 for i in range(12)} | {12: 13, ESCAPE: 13},
+        {ESCAPE: 1},
+    ],
+)
+def test_lengths_of_no_code_are_refused(lengths: dict[int, int]) -> None:
+    one = ScaledHuffman(64, 5, 2, 1, 0, 0)
+    words = weights(64 * 64, 64)
+    payload = np.empty(words.nbytes, np.uint8)
+    payload = payload[: one.write(words, payload)]
+    plan, bit = one.take_plan(payload[tiled.HEAD_BYTES :], one.layout(Stream(16, words.size)))
+    table = np.array([[lengths.get(symbol, 0) for symbol in range(64)]], np.uint8)
+    head = np.zeros(200, np.uint8)
+    none32, none8 = np.empty(0, np.int32), np.empty(0, np.uint8)
+    assert kernels.put_scales(none32, none32, plan.tail_scale, none8, none8, head) == bit
+    n_head = kernels.put_lengths(table, head, bit)
+    _, n_bytes = one.take_all_tables(payload[tiled.HEAD_BYTES :], bit, plan)
+    changed = (payload[: tiled.HEAD_BYTES], head[:n_head], payload[tiled.HEAD_BYTES + n_bytes :])
+    source = one.source(memoryview(np.concatenate(changed).tobytes()), Stream(16, words.size))
+    with pytest.raises(FormatError):
+        source.read(np.empty_like(words))
 
 
 @settings(max_examples=100, deadline=None)
@@ -201,17 +289,17 @@ def test_tables_are_such_as_readers_take(counts: list[int]) -> None:
     columns=st.lists(st.integers(-300, 300), min_size=1, max_size=80),
 )
 def test_scales_come_back(rows: list[int], columns: list[int]) -> None:
-    frequencies = np.zeros((1, 64), np.uint16)
-    frequencies[0, [0, 63]] = 2048
-    levels = np.arange(len(columns), dtype=np.uint8) % 5
-    flips = levels & 1
+    levels = (np.arange(len(columns)) % 5).astype(np.uint8)
+    flips = (np.arange(len(columns)) % 2).astype(np.uint8)
     out = np.zeros(6 * (len(rows) + len(columns)) + 300, np.uint8)
     row_scales, column_scales = np.array(rows, np.int32), np.array(columns, np.int32)
-    n_bytes = kernels.put_head(row_scales, column_scales, 5, levels, flips, frequencies, np.array([63]), out)
+    bit = kernels.put_scales(row_scales, column_scales, -77, levels, flips, out)
     found = np.empty_like(row_scales), np.empty_like(column_scales), np.empty_like(levels), np.empty_like(flips)
-    assert kernels.take_head(out[:n_bytes], *found, frequencies, np.empty(1, np.int64)) == n_bytes
+    numbers = np.empty(1, np.int64)
+    assert kernels.take_scales(out[: (bit + 7) // 8], *found, numbers) == bit
+    assert numbers[0] == -77
     for one, other in zip(found, (row_scales, column_scales, levels, flips), strict=True):
-        assert (one == other).all()
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(
@@ -227,11 +315,11 @@ def test_views(n_words: int, columns: int, expected: int) -> None:
 def test_a_frame_of_escapes_is_never_as_long_as_their_bits() -> None:
     rng = np.random.default_rng(2)
     ties = 0
-    for n_escapes in range(module.MIN_ZSTD_ESCAPES, 300):
+    for n_escapes in range(tiled.MIN_ZSTD_ESCAPES, 300):
         escapes = rng.choice(rng.integers(0, 1 << 10, 16), n_escapes).astype(np.uint16)
         plain = np.empty(packed_bytes(n_escapes, 10), np.uint8)
         pack(escapes, 10, plain)
-        ties += len(module._BUFFERS.compressor.compress(escapes.data)) == plain.size
-        section = module._escape_bytes(escapes, 10)
+        ties += len(tiled.BUFFERS.compressor.compress(escapes.data)) == plain.size
+        section = tiled._escape_bytes(escapes, 10)
         assert len(section) < plain.size or section == plain.tobytes()
     assert ties

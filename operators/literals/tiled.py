@@ -1,0 +1,584 @@
+"""What encodings of words in tiles share: the planner, the layout of a payload, and how it is read.
+
+Words are seen as rows and columns, each with a scale. 64 rows of similar scale make a tile, and a symbol is coded in
+the context of the scales of its tile and column. Encodings differ in how symbols are coded, and in their tables.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from operators.base import Conditioned, Stream, WholeSource
+from operators.errors import FormatError
+from operators.kernels import scales as kernels
+from operators.kernels import tile_heads
+from operators.kernels.bits import pack, packed_bytes, unpack
+from operators.kernels.scales import ESCAPE, LEVELS, STEPS, SYMBOLS
+from operators.words import Words
+
+MAX_COLUMNS = 1 << 16
+TILE_ROWS = 64
+HEAD_BYTES = 8
+MIN_SAMPLED_WORDS, MAX_SAMPLED_WORDS, SAMPLED_PART = 1 << 15, 3 << 16, 8
+"""Words from which the tables of a literal are made: of large ones a part is as good, to one in 5,000."""
+SAMPLED_ROWS = 128
+"""Rows from which the scales of columns are made."""
+ROW_CHUNKS = 4
+"""Runs of 64 columns from which the scale of a row is made."""
+FLOOR_OCTAVES = 12
+"""Exponents so far below the mean count no further: zeros say nothing of a scale."""
+FLAT_COLUMNS = 2048
+MIN_ZSTD_ESCAPES = 64
+TABLE_BYTES = 160
+"""Most bytes that a table takes in a payload."""
+SLACK = 64
+
+Array32: TypeAlias = NDArray[np.int32]
+Array8: TypeAlias = NDArray[np.uint8]
+Tables: TypeAlias = NDArray[Any]
+"""A number for each symbol of each table, shape (n_tables, SYMBOLS): frequencies, or lengths of codes."""
+NO_SCALES: Array32 = np.empty(0, np.int32)
+NO_LEVELS: Array8 = np.empty(0, np.uint8)
+
+
+class Buffers(threading.local):
+    """Scratch of this thread, kept from literal to literal: fresh memory costs as much as the coding."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, NDArray[Any]] = {}
+        self.compressor = zstandard.ZstdCompressor(level=3)
+
+    def take(self, name: str, n: int, dtype: Any = np.uint8) -> NDArray[Any]:
+        held = self._held.get(name)
+        if held is None or held.size < n:
+            held = self._held[name] = np.empty(n + n // 4, dtype)
+        return held[:n]
+
+
+BUFFERS = Buffers()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes that follow from the parameters and the stream.
+
+    Attributes
+    ----------
+    tiles : int
+        Whole tiles of 64 rows.
+    tail_columns : int
+        Columns of the tile made of what is left, 0 where there is none.
+    rest_words : int
+        Words stored as they are.
+    raw_bytes, last_bytes : int
+        Of all blocks of raw bits, and of the last one.
+    """
+
+    tiles: int
+    tail_columns: int
+    rest_words: int
+    raw_bytes: int
+    last_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scales:
+    """Scales as they are measured.
+
+    Attributes
+    ----------
+    rows, columns : int32 arrays
+    levels, flips : uint8 arrays, shape (columns,)
+    tail : int
+        Scale of what has no rows: that of all words together.
+    """
+
+    rows: Array32
+    columns: Array32
+    levels: Array8
+    flips: Array8
+    tail: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScalePlan:
+    """Contexts of a literal.
+
+    Attributes
+    ----------
+    row_scales : int32 array, shape (64 * tiles,)
+    order : int32 array, shape (64 * tiles,)
+        Rows by scale.
+    tiles : int32 array, shape (tiles,)
+    column_scales, column_order : int32 arrays, shape (columns,)
+    levels, flips : uint8 arrays, shape (columns,)
+    tail_scale : int
+    """
+
+    row_scales: Array32
+    order: Array32
+    tiles: Array32
+    column_scales: Array32
+    column_order: Array32
+    levels: Array8
+    flips: Array8
+    tail_scale: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Tiles that kernels take in one call: the whole ones, or the one made of what is left.
+
+    Attributes
+    ----------
+    words : slice
+        Those of the tiles, and what is left over where the tiles are whole.
+    raw_at : int
+        Where their first raw block is among all blocks.
+    columns : int
+    contexts : tuple
+        Rows, scales of tiles, column order and scales, levels and flips, as kernels take them.
+    """
+
+    words: slice
+    raw_at: int
+    columns: int
+    contexts: tuple[Array32, Array32, Array32, Array32, Array8, Array8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Coded:
+    """What an encoder leaves.
+
+    Attributes
+    ----------
+    states, stream : uint8 arrays
+    escapes : uint16 array
+    """
+
+    states: Array8
+    escapes: NDArray[np.uint16]
+    stream: Array8
+
+
+def view_columns(n_words: int, columns: int) -> int:
+    """Return the columns of the view of a stream whose rows have `columns` words, 0 where there are none.
+
+    Rows are cut in equal parts, or joined in twos, until there are enough of them for tiles and their number of
+    words is even. What has no rows is seen as 64 rows, or a multiple of that where they would be long.
+    """
+    if columns > 1:
+        for parts in (1, 2, 4, 8, 16, 32, 64):
+            if columns % (2 * parts) or columns // parts < 16:
+                continue
+            rows = n_words // (columns // parts)
+            if columns // parts <= MAX_COLUMNS and rows >= TILE_ROWS and (rows % TILE_ROWS == 0 or rows >= 2048):
+                return columns // parts
+        if columns % 2 and n_words // (2 * columns) >= TILE_ROWS and 16 <= 2 * columns <= MAX_COLUMNS:
+            return 2 * columns
+    rows = TILE_ROWS * -(-n_words // (TILE_ROWS * FLAT_COLUMNS))
+    return max(2, n_words // (2 * max(rows, TILE_ROWS)) * 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiled(Conditioned):
+    """Words of 8 or 16 bits, each in the context of the scales of its row and column.
+
+    The words are seen as rows of `columns`. Rows of similar scale are coded together, 64 at a time. The field
+    above `low_bits`, with the sign on top left out where `signed`, is coded as its distance below the top
+    of a window that moves with the scale; the other bits are stored as they are. FORMAT.md specifies all of it.
+
+    Parameters
+    ----------
+    columns : int
+        Words of a row of the view: even, 2 to 65536.
+    low_bits : int
+    fraction_bits : int
+        Low bits of the field that are not exponent.
+    signed : int
+        0 without a sign, 1 with one, 2 where the sign relative to its column's takes the place of the lowest
+        bit of the field.
+    scales : int
+        0 none, 1 of rows, 2 of rows and columns.
+    tables : int
+        ``2**tables`` tables for an octave of scales.
+    """
+
+    max_length: ClassVar[int] = 0
+    """Bits of the longest code of a symbol, 0 where a code needs no whole bits."""
+    columns: int
+    low_bits: int
+    fraction_bits: int
+    signed: int
+    scales: int
+    tables: int
+
+    # -- what an encoding of tiles gives ------------------------------------------------------------------
+
+    @abstractmethod
+    def put_tables(
+        self, counts: NDArray[np.int64], used: NDArray[np.int64], head: Array8, bit: int
+    ) -> tuple[Tables, int]:
+        """Fit tables to the counts of those that are used, write them at `bit` of `head`; return them and the end."""
+
+    @abstractmethod
+    def take_tables(self, payload: Array8, bit: int) -> tuple[Tables, int]:
+        """Read tables at `bit`; return them and the byte after them, or -1 where there are none."""
+
+    @abstractmethod
+    def encode(self, words: Words, runs: Sequence[Run], tables: Tables, raw: Array8, room: int) -> Coded | None:
+        """Code the symbols of all tiles, and set their raw blocks; None where that takes more than `room` bytes."""
+
+    @abstractmethod
+    def decode(
+        self, payload: Array8, runs: Sequence[Run], tables: Tables, at: tuple[int, int, int],
+        escapes: NDArray[np.uint16], out: Words,
+    ) -> tuple[int, int]:  # fmt: skip
+        """Decode all tiles: their raw blocks, states and stream begin `at`; return where stream and escapes end."""
+
+    def seed_bytes(self, stream: Stream) -> int:
+        """Return how many bytes of the last raw block the states carry."""
+        return 0
+
+    def state_bytes(self, stream: Stream) -> int:
+        """Return the bytes of the states of the coder."""
+        return 0
+
+    def extra_bytes(self, stream: Stream, n_tables: int) -> int:
+        """Return the bytes that coding with `n_tables` takes beside tables, raw blocks and codes."""
+        return self.state_bytes(stream) - self.seed_bytes(stream)
+
+    @abstractmethod
+    def coder_bytes(self, columns: int) -> int:
+        """Return the bytes of scratch and tables that a decoder of tiles of `columns` takes."""
+
+    # -- sizes --------------------------------------------------------------------------------------------
+
+    def field_bits(self, width_bits: int) -> int:
+        """Return the bits of the field of words of `width_bits`."""
+        return width_bits - self.low_bits - (self.signed > 0)
+
+    def geometry(self, width_bits: int) -> NDArray[np.int64]:
+        """Return what kernels know of the parameters."""
+        return np.array(
+            (self.low_bits, self.fraction_bits, self.field_bits(width_bits), self.signed, self.tables), np.int64
+        )
+
+    @property
+    def n_tables(self) -> int:
+        """Tables that there may be."""
+        return (LEVELS if self.signed == 2 else 1) << self.tables
+
+    @property
+    def column_bytes(self) -> int:
+        """Raw bytes of a column of a tile."""
+        return 8 * (self.low_bits + (self.signed > 0))
+
+    def layout(self, stream: Stream) -> Layout:
+        """Return the sizes for `stream`."""
+        tiles = stream.n_words // self.columns // TILE_ROWS
+        tail = stream.n_words - tiles * TILE_ROWS * self.columns
+        tail_columns = tail // (2 * TILE_ROWS) * 2
+        return Layout(
+            tiles,
+            tail_columns,
+            tail - TILE_ROWS * tail_columns,
+            self.column_bytes * (tiles * self.columns + tail_columns),
+            self.column_bytes * (tail_columns or (self.columns if tiles else 0)),
+        )
+
+    def runs(self, layout: Layout, plan: ScalePlan) -> list[Run]:
+        """Return the tiles in the order in which they are decoded."""
+        runs = []
+        tiled = layout.tiles * TILE_ROWS * self.columns
+        if layout.tiles:
+            contexts = plan.order, plan.tiles, plan.column_order, plan.column_scales, plan.levels, plan.flips
+            runs.append(Run(slice(None), 0, self.columns, contexts))
+        if layout.tail_columns:
+            raw_at = layout.raw_bytes - layout.last_bytes
+            contexts = _tail_contexts(plan.tail_scale, layout.tail_columns)
+            runs.append(Run(slice(tiled, None), raw_at, layout.tail_columns, contexts))
+        return runs
+
+    def check(self, stream: Stream) -> None:
+        width = stream.width_bits
+        if width not in (8, 16):
+            raise FormatError("words of 8 or 16 bits", str(stream))
+        if self.columns % 2 or not 2 <= self.columns <= MAX_COLUMNS:
+            raise FormatError(f"an even number of columns from 2 to {MAX_COLUMNS}", str(self.columns))
+        if self.signed > 2 or self.scales > 2 or self.tables > 3:
+            raise FormatError("signed and scales up to 2, tables up to 3", str(self.params))
+        if not self.fraction_bits <= self.field_bits(width) or self.field_bits(width) < 1:
+            raise FormatError(f"a field of 1 to {width} bits, its fraction in it", str(self.params))
+        if self.signed == 2 and not (self.fraction_bits and self.low_bits < width - 1):
+            raise FormatError("a fraction of which the sign takes a bit", str(self.params))
+
+    def scratch_bytes(self, stream: Stream) -> int:
+        # All words at once, their escapes, orders and scales of rows and columns, a tile, tables.
+        rows = TILE_ROWS * self.layout(stream).tiles
+        return stream.n_bytes + 2 * stream.n_words + 16 * rows + 32 * self.columns + self.coder_bytes(self.columns)
+
+    # -- both ways ----------------------------------------------------------------------------------------
+
+    def write(self, words: Words, out: Array8) -> int:
+        stream = Stream(8 * words.itemsize, words.size)
+        layout = self.layout(stream)
+        if not layout.tiles and not layout.tail_columns:
+            return -1
+        plan, counts = self.plan(words)
+        by_rows, by_columns, by_signs = self._sections(plan)
+        scale_bytes = 6 * (by_rows.size + by_columns.size) + by_signs.size
+        head = BUFFERS.take("head", scale_bytes + TABLE_BYTES * self.n_tables + SLACK)
+        head[:] = 0
+        bit = tile_heads.put_scales(by_rows, by_columns, plan.tail_scale, by_signs, plan.flips[: by_signs.size], head)
+        if bit < 0:
+            return -1
+        tables, n_head = self.put_tables(counts, np.flatnonzero(self._used(plan)), head, bit)
+        n_raw = layout.raw_bytes - self.seed_bytes(stream)
+        fixed = HEAD_BYTES + n_head + n_raw + layout.rest_words * words.itemsize + self.state_bytes(stream)
+        room = min(words.nbytes, out.size) - fixed
+        if room <= 0:
+            return -1
+        raw_at = HEAD_BYTES + n_head
+        # Raw blocks are written in place where their seeded end and slack still lie in the caller's buffer.
+        in_place = raw_at + layout.raw_bytes + SLACK <= out.size
+        raw = out[raw_at:] if in_place else BUFFERS.take("raw", layout.raw_bytes + SLACK)
+        coded = self.encode(words, self.runs(layout, plan), tables, raw, room)
+        if coded is None:
+            return -1
+        escape_bytes = _escape_bytes(coded.escapes, self.field_bits(stream.width_bits))
+        if coded.stream.size + len(escape_bytes) > room:
+            return -1
+        numbers = np.array((coded.escapes.size, len(escape_bytes)), "<u4")
+        parts: tuple[Array8, ...] = (
+            numbers.view(np.uint8),
+            head[:n_head],
+            raw[:n_raw],
+            words[words.size - layout.rest_words :].view(np.uint8),
+            coded.states,
+            np.frombuffer(escape_bytes, np.uint8),
+            coded.stream,
+        )
+        n_bytes = 0
+        for part in parts:
+            if part is not parts[2] or not in_place:
+                out[n_bytes : n_bytes + part.size] = part
+            n_bytes += part.size
+        return n_bytes
+
+    def source(self, payload: memoryview, stream: Stream) -> WholeSource:
+        self.check(stream)
+        return _Source(self, np.frombuffer(payload, np.uint8), stream)
+
+    # -- contexts -----------------------------------------------------------------------------------------
+
+    def scales_of(self, words: Words, below: int = 0, step: int = 1) -> Scales:
+        """Return the scales of every `step`-th row, and those of columns.
+
+        Parameters
+        ----------
+        words : Words
+        below : int
+            Bits of `words` below the words of the literal, where these are their upper bits.
+        step : int
+        """
+        width = 8 * words.itemsize
+        n_rows = TILE_ROWS * (words.size // self.columns // TILE_ROWS)
+        shift = below + self.low_bits + self.fraction_bits
+        mask = (1 << self.field_bits(width - below) - self.fraction_bits) - 1
+        sums = np.empty(2, np.int64)
+        kernels.exponent_sums(words, shift, mask, words.size // 4096 | 1, sums)
+        mean = int(sums[0]) // max(1, int(sums[1]))
+        floor = max(0, mean - FLOOR_OCTAVES)
+        row_scales = np.full(-(-n_rows // step), STEPS * mean + STEPS // 2, np.int32)
+        column_scales = np.zeros(self.columns, np.int32)
+        levels, flips = np.zeros(self.columns, np.uint8), np.zeros(self.columns, np.uint8)
+        if n_rows:
+            column_step = max(1, n_rows // SAMPLED_ROWS)
+            column_sums = BUFFERS.take("columns", self.columns, np.uint32)
+            if self.scales:
+                kernels.row_scales(words, self.columns, step, shift, mask, floor, ROW_CHUNKS, row_scales)
+            if self.scales == 2:
+                kernels.column_scales(
+                    words, self.columns, n_rows, column_step, shift, mask, floor, column_sums, column_scales
+                )
+            if self.signed == 2:
+                kernels.column_signs(words, self.columns, n_rows, column_step, column_sums, levels, flips)
+        return Scales(row_scales, column_scales, levels, flips, STEPS * mean + STEPS // 2)
+
+    def counts_of(
+        self, words: Words, scales: Scales, rows: Array32, row_scales: Array32, n_words: int, below: int = 0
+    ) -> NDArray[np.uint32]:
+        """Count symbols by context (`operators.kernels.scales.count_symbols`) in a sample of about `n_words`."""
+        counts = np.zeros((LEVELS * STEPS, kernels.HEADROOM + kernels.DEPTH << self.fraction_bits), np.uint32)
+        geometry = self.geometry(8 * words.itemsize - below)
+        geometry[0] += below
+        if rows.size:
+            kernels.count_symbols(
+                words, self.columns, rows, row_scales, scales.columns, scales.levels, scales.flips, geometry, n_words,
+                counts,
+            )  # fmt: skip
+            return counts
+        columns = words.size // (2 * TILE_ROWS) * 2
+        tail_rows, _, _, tail_columns, levels, flips = _tail_contexts(scales.tail, columns)
+        tail_scales = np.full(TILE_ROWS, scales.tail, np.int32)
+        kernels.count_symbols(
+            words, columns, tail_rows, tail_scales, tail_columns, levels, flips, geometry, n_words, counts
+        )
+        return counts
+
+    def plan(self, words: Words) -> tuple[ScalePlan, NDArray[np.int64]]:
+        """Return the contexts of all words, and the counts of symbols in each table from a sample.
+
+        The window is chosen here, and moves the scales of rows.
+        """
+        scales = self.scales_of(words)
+        n_rows = scales.rows.size
+        order, column_order = np.arange(n_rows, dtype=np.int32), np.arange(self.columns, dtype=np.int32)
+        tiles = np.full(n_rows // TILE_ROWS, scales.tail, np.int32)
+        if n_rows and self.scales:
+            kernels.order_by(scales.rows, NO_LEVELS, order)
+            kernels.tile_scales(scales.rows, order, tiles)
+        if self.scales == 2 or self.signed == 2:
+            kernels.order_by(scales.columns, scales.levels, column_order)
+        n_sampled = min(max(words.size // SAMPLED_PART, MIN_SAMPLED_WORDS), MAX_SAMPLED_WORDS)
+        sampled = self.counts_of(words, scales, order, np.repeat(tiles, TILE_ROWS), n_sampled)
+        counts = np.empty((self.n_tables, SYMBOLS), np.int64)
+        head = STEPS * kernels.window_counts(sampled, self.fraction_bits, self.tables, counts)
+        plan = ScalePlan(
+            scales.rows + np.int32(head), order, tiles + np.int32(head), scales.columns, column_order, scales.levels,
+            scales.flips, scales.tail + head,
+        )  # fmt: skip
+        return plan, counts
+
+    def _used(self, plan: ScalePlan) -> Array8:
+        """Mark the tables that contexts take."""
+        used = np.zeros(self.n_tables, np.uint8)
+        kernels.mark_used(
+            plan.tiles, plan.tail_scale, plan.column_order, plan.column_scales, plan.levels, self.tables, used
+        )
+        return used
+
+    def _sections(self, plan: ScalePlan) -> tuple[Array32, Array32, Array8]:
+        """Return the scales of rows and of columns and the levels that the payload holds."""
+        return (
+            plan.row_scales if self.scales else NO_SCALES,
+            plan.column_scales if self.scales == 2 else NO_SCALES,
+            plan.levels if self.signed == 2 else NO_LEVELS,
+        )
+
+    def take_plan(self, section: Array8, layout: Layout) -> tuple[ScalePlan, int]:
+        """Read scales and signs; return the contexts and the bit after them. Raises FormatError."""
+        n_rows = TILE_ROWS * layout.tiles
+        row_scales = np.zeros(n_rows if self.scales else 0, np.int32)
+        column_scales = np.zeros(self.columns, np.int32)
+        levels, flips = np.zeros(self.columns, np.uint8), np.zeros(self.columns, np.uint8)
+        numbers = np.empty(1, np.int64)
+        bit = tile_heads.take_scales(
+            section,
+            row_scales,
+            column_scales if self.scales == 2 else NO_SCALES,
+            levels if self.signed == 2 else NO_LEVELS,
+            flips if self.signed == 2 else NO_LEVELS,
+            numbers,
+        )
+        if bit < 0:
+            raise FormatError("scales", "something else", f"{self.name} literal")
+        tail_scale = int(numbers[0])
+        order = np.arange(n_rows, dtype=np.int32)
+        column_order = np.arange(self.columns, dtype=np.int32)
+        tiles = np.full(layout.tiles, tail_scale, np.int32)
+        if row_scales.size:
+            kernels.order_by(row_scales, NO_LEVELS, order)
+            kernels.tile_scales(row_scales, order, tiles)
+        if self.scales == 2 or self.signed == 2:
+            kernels.order_by(column_scales, levels, column_order)
+        return ScalePlan(row_scales, order, tiles, column_scales, column_order, levels, flips, tail_scale), bit
+
+    def take_all_tables(self, section: Array8, bit: int, plan: ScalePlan) -> tuple[Tables, int]:
+        """Read the tables that `plan` takes; return them and the byte after them. Raises FormatError."""
+        tables, n_bytes = self.take_tables(section, bit)
+        if n_bytes < 0:
+            raise FormatError("tables", "something else", f"{self.name} literal")
+        if (tables[self._used(plan) > 0, ESCAPE] == 0).any():
+            raise FormatError("the tables that contexts take", "some of them", f"{self.name} literal")
+        return tables, n_bytes
+
+
+class _Source(WholeSource):
+    def __init__(self, tiled: Tiled, payload: Array8, stream: Stream) -> None:
+        super().__init__(stream)
+        self._tiled = tiled
+        self._payload = payload
+
+    def decode(self, out: Words) -> None:
+        tiled, payload = self._tiled, self._payload
+        layout = tiled.layout(self.stream)
+        if payload.size < HEAD_BYTES:
+            raise FormatError(f"{HEAD_BYTES} bytes", str(payload.size), f"{tiled.name} literal")
+        n_escapes, escape_bytes = map(int, payload[:HEAD_BYTES].view("<u4"))
+        plan, bit = tiled.take_plan(payload[HEAD_BYTES:], layout)
+        tables, n_head = tiled.take_all_tables(payload[HEAD_BYTES:], bit, plan)
+        raw_at = HEAD_BYTES + n_head
+        rest_at = raw_at + layout.raw_bytes - tiled.seed_bytes(self.stream)
+        states_at = rest_at + layout.rest_words * out.itemsize
+        escapes_at = states_at + tiled.state_bytes(self.stream)
+        stream_at = escapes_at + escape_bytes
+        if stream_at > payload.size:
+            raise FormatError(f"{stream_at} bytes", str(payload.size), f"{tiled.name} literal")
+        escapes = self._escapes(payload[escapes_at:stream_at], n_escapes)
+        runs = tiled.runs(layout, plan)
+        end, used = tiled.decode(payload, runs, tables, (raw_at, states_at, stream_at), escapes, out)
+        if end != payload.size or used != n_escapes:
+            raise FormatError("a stream and escapes that end with the words", "others", f"{tiled.name} literal")
+        if layout.rest_words:
+            out[out.size - layout.rest_words :].view(np.uint8)[:] = payload[rest_at:states_at]
+
+    def _escapes(self, section: Array8, n_escapes: int) -> NDArray[np.uint16]:
+        """Return the fields of escapes, with room behind them that kernels may look at."""
+        field_bits = self._tiled.field_bits(self.stream.width_bits)
+        if n_escapes > self.stream.n_words:
+            raise FormatError(f"at most {self.stream.n_words} escapes", str(n_escapes), f"{self._tiled.name} literal")
+        escapes = np.zeros(n_escapes + SLACK, np.uint16)
+        if section.size == packed_bytes(n_escapes, field_bits):
+            unpack(section, field_bits, escapes[:n_escapes])
+            return escapes
+        try:
+            data = zstandard.ZstdDecompressor().decompress(section.data, max_output_size=2 * n_escapes)
+        except zstandard.ZstdError as error:
+            raise FormatError(f"{n_escapes} escapes", str(error), f"{self._tiled.name} literal") from None
+        if len(data) != 2 * n_escapes:
+            raise FormatError(f"{n_escapes} escapes", f"{len(data)} bytes", f"{self._tiled.name} literal")
+        escapes[:n_escapes] = np.frombuffer(data, "<u2")
+        return escapes
+
+
+def _tail_contexts(tail_scale: int, columns: int) -> tuple[Array32, Array32, Array32, Array32, Array8, Array8]:
+    """Return rows, tile scales, column order and scales, levels and flips of the tile made of what is left."""
+    zeros = np.zeros(columns, np.uint8)
+    return (
+        np.arange(TILE_ROWS, dtype=np.int32),
+        np.array((tail_scale,), np.int32),
+        np.arange(columns, dtype=np.int32),
+        np.zeros(columns, np.int32),
+        zeros,
+        zeros,
+    )
+
+
+def _escape_bytes(escapes: NDArray[np.uint16], field_bits: int) -> bytes:
+    """Return the section of escapes: their bits side by side, or compressed where that is smaller."""
+    plain = np.zeros(packed_bytes(escapes.size, field_bits), np.uint8)
+    pack(escapes, field_bits, plain)
+    if escapes.size < MIN_ZSTD_ESCAPES:
+        return plain.tobytes()
+    # A reader tells them apart by the size: a frame as long as the plain bits is not taken.
+    return min(plain.tobytes(), BUFFERS.compressor.compress(escapes.data), key=len)
