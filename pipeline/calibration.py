@@ -6,7 +6,10 @@ that every driver of a run reads the same words and learns the same prior.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from blake3 import blake3
 
@@ -20,8 +23,9 @@ from pipeline.tasks import segment_words
 from synth.calibrate import MAX_TENSORS, TensorSample, calibrate
 from synth.options import SearchOptions
 from synth.prior import Prior
+from synth.roles import role_of
 
-REGION_BYTES = 1 << 20
+REGION_BYTES = 8 << 20
 """Bytes of a tensor that are read, in whole rows."""
 
 
@@ -47,28 +51,46 @@ def learn_prior(source: SourceStore, plan: Plan, options: SearchOptions, base: P
             continue  # its task will fail it alone
         words = segment_words(region, data)
         rows = region.n_rows if region.n_rows and words.size % region.n_rows == 0 else 1
-        samples.append(TensorSample(words, region.dtype, rows, words.size // rows))
+        sample = TensorSample(words, region.dtype, rows, words.size // rows)
+        if region.n_bytes == segment.n_bytes and _is_whole(segment) and (rows > 1) == (segment.n_rows > 1):
+            sample = replace(
+                sample,
+                name=segment.tensor,
+                whole_words=segment.n_bytes // words.itemsize,
+                whole_rows=max(1, segment.n_rows),
+            )
+        samples.append(sample)
     return calibrate(samples, options, base)
 
 
 def choose(plan: Plan) -> list[tuple[Part, Segment]]:
     """Return the first segments of up to `MAX_TENSORS` tensors, taking one of each stratum in turn.
 
-    A stratum is a dtype and a power of four of the size; inside it the order is that of a digest of the
-    tensor's name, which no habit of naming can bias.
+    A stratum is a dtype and a power of four of the size; inside it tensors of other roles come first, in the order
+    of a digest of the tensor's name, which no habit of naming can bias.
     """
-    strata: dict[tuple[str, int], list[tuple[bytes, Part, Segment]]] = {}
+    strata: dict[tuple[str, int], list[tuple[int, bytes, Part, Segment]]] = {}
+    seen: Counter[str] = Counter()
     for part, segment in _first_segments(plan):
         stratum = (segment.dtype or "", segment.n_bytes.bit_length() // 2)
         rank = blake3(f"{part.info.key}\0{segment.tensor}".encode("utf-8", "surrogateescape")).digest()
-        strata.setdefault(stratum, []).append((rank, part, segment))
-    queues = [sorted(strata[stratum], key=lambda item: item[0]) for stratum in sorted(strata)]
+        role = role_of(segment.tensor or "", segment.n_bytes, segment.dtype, segment.n_rows, 0)
+        strata.setdefault(stratum, []).append((seen[role], rank, part, segment))
+        seen[role] += 1
+    queues = [sorted(strata[stratum], key=lambda item: item[:2]) for stratum in sorted(strata)]
     chosen: list[tuple[Part, Segment]] = []
     depth = 0
     while len(chosen) < MAX_TENSORS and any(depth < len(queue) for queue in queues):
-        chosen += [queue[depth][1:] for queue in queues if depth < len(queue)]
+        chosen += [queue[depth][2:] for queue in queues if depth < len(queue)]
         depth += 1
     return chosen[:MAX_TENSORS]
+
+
+def _is_whole(segment: Segment) -> bool:
+    """Whether a segment is all of its tensor, so that a program for it is one for others of its role."""
+    dtype = dtype_of(segment.dtype)
+    n_bytes = math.prod(segment.shape or ()) * dtype.element_bits // 8
+    return segment.dtype is not None and segment.n_bytes == n_bytes and not segment.n_bytes * 8 % dtype.word_bits
 
 
 def _first_segments(plan: Plan) -> Iterator[tuple[Part, Segment]]:

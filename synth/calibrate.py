@@ -12,17 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from operators.base import Stream
 from operators.words import Words, dtype_of
 from synth.hole import Edge, Hole, Setting
 from synth.options import SearchOptions
-from synth.prior import Evidence, Prior
+from synth.prior import Evidence, Prior, Remembered
+from synth.roles import glance, role_of
 from synth.search import Search
 from synth.synthesis import finish
-from synth.template import Template
+from synth.template import Template, Weighed, fit
 
 ORDERED_EXPANSIONS = 256
 SHUFFLED_EXPANSIONS = 256
-MAX_TENSORS = 16
+MAX_TENSORS = 24
 """Measured: 8 to 16 tensors teach; 1 or 2 are worthless."""
 
 
@@ -37,12 +39,24 @@ class TensorSample:
     dtype : str or None
     rows, columns : int
         As for `synthesise`.
+    name : str or None
+        Of the tensor, where its program may serve others of its role.
+    whole_words, whole_rows : int
+        Of all of it.
     """
 
     words: Words
     dtype: str | None
     rows: int
     columns: int
+    name: str | None = None
+    whole_words: int = 0
+    whole_rows: int = 1
+
+    @property
+    def columns_of_whole(self) -> int:
+        """Words of a row as `synthesise` is told of them: all where there are no rows."""
+        return self.columns if self.whole_rows > 1 else self.whole_words
 
 
 def calibrate(samples: Sequence[TensorSample], options: SearchOptions, base: Prior) -> Prior:
@@ -58,21 +72,37 @@ def calibrate(samples: Sequence[TensorSample], options: SearchOptions, base: Pri
     base : Prior
     """
     evidence = Evidence()
+    programs: dict[str, Remembered] = {}
     for index, sample in enumerate(samples[:MAX_TENSORS]):
-        learn_from(sample, options, base, evidence, seed=index)
-    return base.plus(evidence.prior())
+        winner = learn_from(sample, options, base, evidence, seed=index)
+        if sample.name is not None and options.share:
+            programs |= _remembered(sample, sample.name, winner)
+    return base.plus(evidence.prior(programs=programs))
 
 
-def learn_from(sample: TensorSample, options: SearchOptions, base: Prior, evidence: Evidence, seed: int) -> None:
-    """Search one tensor and count what was worth its expansion."""
+def _remembered(sample: TensorSample, name: str, winner: Weighed) -> dict[str, Remembered]:
+    """Return the program of a tensor by its role; none where it depends on more than the shape."""
+    if winner.template is not None and not winner.template.fixed:
+        return {}
+    columns = sample.columns if sample.rows > 1 else 0
+    stream = Stream(8 * sample.words.itemsize, sample.whole_words)
+    program = fit(winner.template, sample.words[:0], stream, columns)
+    role = role_of(name, sample.whole_words, sample.dtype, sample.whole_rows, sample.columns_of_whole)
+    bits_q18 = (winner.cost_q8 << 10) // max(1, sample.words.size)
+    return {role: Remembered(glance(sample.words, sample.whole_words, columns), str(program), bits_q18)}
+
+
+def learn_from(sample: TensorSample, options: SearchOptions, base: Prior, evidence: Evidence, seed: int) -> Weighed:
+    """Search one tensor and count what was worth its expansion; return the winner."""
     columns = sample.columns if sample.rows > 1 and 1 < sample.columns < sample.words.size else 0
     setting = Setting(dtype_of(sample.dtype), options.sample_words, options.exact_words, options.coder)
     search = Search(setting.root(sample.words, columns), options)
     search.run(base, ORDERED_EXPANSIONS)
     search.run(Prior.uniform(), ORDERED_EXPANSIONS + SHUFFLED_EXPANSIONS, shuffle=seed)
-    winner = finish(search, setting, sample.words, columns, search.expansions, release=False).template
-    count(evidence, search, winner)
+    winner = finish(search, setting, sample.words, columns, search.expansions, release=False).winner
+    count(evidence, search, winner.template)
     search.release()
+    return winner
 
 
 def count(evidence: Evidence, search: Search, winner: Template | None) -> None:

@@ -19,6 +19,7 @@ from importlib import resources
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from operators.errors import FormatError, UnsupportedError
+from operators.program import parse
 from synth.hole import Hole
 from synth.logs import bits_q10
 
@@ -95,6 +96,24 @@ def contexts(hole: Hole) -> tuple[str, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A program that calibration found for a tensor, for others of its role (`synth.roles`).
+
+    Attributes
+    ----------
+    alike : tuple of int
+        What others have to look like.
+    program : str
+    bits_q18 : int
+        What it took for a word, in 2**-18 bit.
+    """
+
+    alike: tuple[int, ...]
+    program: str
+    bits_q18: int
+
+
 @dataclass(slots=True, eq=False)
 class Prior:
     """Evidence about productions.
@@ -107,11 +126,14 @@ class Prior:
         What it was learned from; for people.
     informed : bool
         False for the uniform prior, by which nothing is expected and nothing stops early.
+    programs : mapping of str to Remembered
+        By role.
     """
 
     evidence: Mapping[str, Mapping[str, Counts]]
     provenance: tuple[Mapping[str, Any], ...] = ()
     informed: bool = True
+    programs: Mapping[str, Remembered] = field(default_factory=dict)
     _ranked: dict[tuple[object, ...], list[tuple[Belief, Any]]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -171,7 +193,7 @@ class Prior:
             for name, (offers, wins, gains) in productions.items():
                 before = row.get(name, (0, 0, 0))
                 row[name] = (before[0] + offers, before[1] + wins, before[2] + gains)
-        return Prior(merged, self.provenance + own.provenance)
+        return Prior(merged, self.provenance + own.provenance, programs={**self.programs, **own.programs})
 
     def pruned(self, min_offers: int) -> Prior:
         """Return this prior without what was offered fewer times: a coarser context tells as much."""
@@ -180,7 +202,7 @@ class Prior:
             row = {name: counts for name, counts in productions.items() if counts[0] >= min_offers}
             if row:
                 kept[context] = row
-        return Prior(kept, self.provenance, self.informed)
+        return Prior(kept, self.provenance, self.informed, self.programs)
 
     def dump(self) -> bytes:
         """Return canonical JSON: the same evidence is always the same bytes."""
@@ -191,6 +213,7 @@ class Prior:
             },
             "format": FORMAT,
             "informed": self.informed,
+            "programs": {role: [list(one.alike), one.program, one.bits_q18] for role, one in self.programs.items()},
             "provenance": list(self.provenance),
         }
         return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
@@ -218,7 +241,9 @@ class Prior:
         if version > FORMAT:
             raise UnsupportedError(f"a prior of format {FORMAT}", str(version), "", "read it with a newer version")
         _require(
-            set(content) == {"evidence", "format", "informed", "provenance"}, "the keys of a prior", sorted(content)
+            set(content) == {"evidence", "format", "informed", "programs", "provenance"},
+            "the keys of a prior",
+            sorted(content),
         )
         _require(type(content["informed"]) is bool, "true or false", content["informed"])
         provenance = content["provenance"]
@@ -232,7 +257,19 @@ class Prior:
                 valid = valid and 0 <= counts[1] <= counts[0] < MAX_COUNT and 0 <= counts[2] <= counts[1] << 10
                 _require(valid, "offers, wins and gains", counts, f"{context} {name}")
                 productions[name] = tuple(counts)
-        return cls(evidence, tuple(provenance), content["informed"])
+        return cls(evidence, tuple(provenance), content["informed"], programs=_programs(content["programs"]))
+
+
+def _programs(content: Any) -> dict[str, Remembered]:
+    _require(isinstance(content, dict), "programs", content)
+    programs = {}
+    for role, value in content.items():
+        valid = isinstance(value, list) and len(value) == 3 and isinstance(value[0], list)
+        valid = valid and all(type(number) is int for number in (*value[0], value[2])) and value[2] >= 0
+        _require(valid and isinstance(value[1], str), "alike, program and bits", value, role)
+        parse(value[1])  # or it raises FormatError
+        programs[role] = Remembered(tuple(value[0]), value[1], value[2])
+    return programs
 
 
 class Evidence:
@@ -250,13 +287,15 @@ class Evidence:
                 counts[1] += 1
                 counts[2] += gain_q10
 
-    def prior(self, provenance: Iterable[Mapping[str, Any]] = ()) -> Prior:
+    def prior(
+        self, provenance: Iterable[Mapping[str, Any]] = (), programs: Mapping[str, Remembered] | None = None
+    ) -> Prior:
         """Return the counts as a prior."""
         evidence = {
             context: {name: (counts[0], counts[1], counts[2]) for name, counts in sorted(productions.items())}
             for context, productions in sorted(self._counts.items())
         }
-        return Prior(evidence, tuple(provenance))
+        return Prior(evidence, tuple(provenance), programs=programs or {})
 
 
 def _capped(counts: Counts) -> Counts:

@@ -37,7 +37,7 @@ NODE_Q8 = 2 * BYTE_Q8
 """Least cost of an operator on the wire."""
 LEAST_GAIN_Q8 = 24 * BYTE_Q8
 """What an expansion has to save beside a part of the tensor: it takes as long for a small one."""
-SPREAD_BITS = 3
+SPREAD_BITS = 4
 """Steps of one kind differ by about ``2**-SPREAD_BITS`` of what they gain."""
 SATISFIED_Q8 = 24 * BYTE_Q8
 """A program that is smaller than the header of its record is not worth improving."""

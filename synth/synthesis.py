@@ -22,7 +22,7 @@ BAND = 1024
 """Finalists within one part in so many of the best are weighed by exact bytes."""
 MAX_EXACT = 2
 """Finalists whose exact bytes are worked out: planning tables takes longer than the search of a small tensor."""
-MISSED_PERCENT, MISSED_BYTES = 103, 256
+MISSED_PERCENT, MISSED_BYTES = 103, 64
 """A program that takes more than this part of what it was expected to, and so many bytes, was misjudged."""
 BYTES_PER_EXPANSION = 256
 """A small tensor has fewer expansions: one per so many bytes."""

@@ -56,6 +56,9 @@ class Template:
 
 
 LZ, RAW, BITPACK = (Template(encoding, None, (), 0) for encoding in ("lz", "raw", "bitpack"))
+_SMALL = {encoding: Template(encoding, None, (), 0) for encoding in ("raw", "bitpack", "huffman", "rans")}
+SETTLED_WORDS = 1 << 12
+"""Up to so many words the encoding that is expected to be smallest is taken."""
 LZ_INSIST = 48
 """The emitter tries matches on its own where the first words promise some. The search insists on them where they
 are expected to save one part in this many: the least that they must, and what a sample may err."""
@@ -136,10 +139,13 @@ def _settled(hole: Hole, literal_q8: int, encoding: str) -> Template | None:
     """Return a literal whose encoding the emitter need not choose, or None.
 
     Matches far apart show on the sample, not in the first block that the emitter tries. Noise in a large
-    stream is not worth counting again. Anything else depends on the segment.
+    stream is not worth counting again. To compare all encodings of a small stream takes longer than to write it.
+    Anything else depends on the segment.
     """
     if encoding == "lz":
         return LZ if literal_q8 <= hole.plain_q8 - hole.plain_q8 // LZ_INSIST else None
+    if hole.exact and hole.stream.n_words <= SETTLED_WORDS:
+        return _SMALL.get(encoding)
     width_bits = hole.stream.width_bits
     is_noise = hole.features[0] == (FLAT if width_bits <= NARROW_BITS else 3)
     if (

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.recipe import load
-from operators.program import LIT, parse
+from operators.program import LIT, Literal, parse
 from operators.run import encode
 from operators.words import Words, dtype_of
 from synth import Prior
@@ -126,7 +126,7 @@ def test_every_order_finds_a_program_for_weights(order: str) -> None:
 def test_depth_one_tries_the_root_alone() -> None:
     tensor = PLANTED["field of a walk"][0]
     shallow, deep = search(tensor, budget=256, order="depth1"), search(tensor, budget=256)
-    assert all(child.op == LIT.op for child in shallow.program.children)
+    assert all(isinstance(child.op, Literal) for child in shallow.program.children)
     assert deep.winner.cost_q8 < shallow.winner.cost_q8
 
 
