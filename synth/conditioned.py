@@ -138,7 +138,7 @@ class Condition(Step):
         return result
 
 
-def swept(hole: Hole, signed: int, fraction_bits: int) -> Step | None:
+def swept(hole: Hole, signed: int, fraction_bits: int) -> Condition | None:
     """Return the condition that costs least: by rows and columns, rows, or nothing, and with how many tables."""
     best: tuple[int, Condition] | None = None
     for scales in (2, 1, 0) if hole.columns > 1 else (0,):
