@@ -27,7 +27,7 @@ from operators.words import Words
 MAX_COLUMNS = 1 << 16
 TILE_ROWS = 64
 HEAD_BYTES = 8
-MIN_SAMPLED_WORDS, MAX_SAMPLED_WORDS, SAMPLED_PART = 1 << 15, 3 << 16, 8
+MIN_SAMPLED_WORDS, MAX_SAMPLED_WORDS, SAMPLED_PART = 1 << 15, 3 << 16, 16
 """Words from which the tables of a literal are made: of large ones a part is as good, to one in 5,000."""
 SAMPLED_ROWS = 128
 """Rows from which the scales of columns are made."""

@@ -140,8 +140,10 @@ def unverified() -> Iterator[None]:
 def compress(checkpoint: Checkpoint, *, verify: bool) -> list[Record]:
     """Search, encode and, with `verify`, hash, decode and compare every segment.
 
-    Segments with the bytes of an earlier one of their task share its record where digests tell.
+    Segments with the bytes of an earlier one of their task share its record where digests tell. Records lie in memory
+    that is used again in the next turn, as those of a task are written to its pack.
     """
+    store, end = _written(len(checkpoint.data)), 0
     encoder = (Encoder if verify else _Trusting)(checkpoint.recipe.synth, checkpoint.prior)
     records = []
     for task in checkpoint.segments:
@@ -153,11 +155,20 @@ def compress(checkpoint: Checkpoint, *, verify: bool) -> list[Record]:
                 records.append(Record(replace(row, digest=digest), known[digest].data))
                 continue
             encoded, _ = encoder.record(replace(row, digest=digest), data)
-            record = Record(replace(row, digest=digest), bytes(encoded.record))
+            n_bytes = len(encoded.record)
+            store[end : end + n_bytes] = np.frombuffer(encoded.record, np.uint8)
+            record = Record(replace(row, digest=digest), store[end : end + n_bytes].data)
+            end += n_bytes
             known[digest] = record
             records.append(record)
         assert encoder.alarms == [], encoder.alarms
     return records
+
+
+@lru_cache(maxsize=1)
+def _written(n_bytes: int) -> NDArray[np.uint8]:
+    """Return the memory for the records of a file of `n_bytes`."""
+    return np.zeros(n_bytes + n_bytes // 8 + (1 << 20), np.uint8)
 
 
 def warm_up(file: Path, recipe: Recipe) -> None:
