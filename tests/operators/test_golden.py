@@ -15,7 +15,8 @@ LINES = [line for version in VERSIONS for line in read(version)]
 
 
 def test_every_operator_and_encoding_has_golden_records() -> None:
-    missing = {*OPERATORS_BY_NAME, *ENCODINGS_BY_NAME, *CONDITIONED_BY_NAME} - {line.name for line in read(FORMAT_VERSION)}
+    there = {line.name for line in read(FORMAT_VERSION)}
+    missing = {*OPERATORS_BY_NAME, *ENCODINGS_BY_NAME, *CONDITIONED_BY_NAME} - there
     assert not missing, "run python -m tests.golden.make"
 
 
