@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from operators.program import LIT, Literal, Node, parse
-from operators.registry import ENCODINGS_BY_NAME
+from operators.registry import CONDITIONED_BY_NAME, ENCODINGS_BY_NAME
 from operators.run import encode, execute
+from operators.words import Words
 
 N_WORDS = 256
 PROGRAMS = {
@@ -38,9 +39,19 @@ def warm() -> None:
         for program in (LIT, *encodings, *map(parse, texts)):
             if program in encodings and width_bits > 16 and program.op in (Literal("huffman"), Literal("rans")):
                 continue
-            encoded = encode(program, words)
-            assert encoded is not None, "these programs take these words"
-            execute(encoded.record)
+            _run(program, words)
+    for width_bits, fraction_bits, low_bits in ((8, 2, 1), (16, 2, 5)):
+        for name in CONDITIONED_BY_NAME:
+            for signed in (1, 2):
+                # Exponents around the middle: words that such an encoding makes smaller.
+                words = (np.arange(4096) % 7 + 8 << low_bits).astype(f"u{width_bits // 8}")
+                _run(Node(Literal(name, (16, low_bits, fraction_bits, signed, 2, 2))), words)
+
+
+def _run(program: Node, words: Words) -> None:
+    encoded = encode(program, words)
+    assert encoded is not None, "these programs take these words"
+    execute(encoded.record)
 
 
 if __name__ == "__main__":
