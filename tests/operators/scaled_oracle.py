@@ -311,6 +311,7 @@ def decode(sections: Sections, n_words: int, scales: Scales, frequencies: Sequen
     assert next(stream, None) is None
     assert next(escapes, None) is None
     n_seeded = seeded_bytes(8 * g.raw_bits * coded[-1].words.shape[1], g) if coded else 0
+    assert all(LOWEST <= state < 2 * LOWEST for state in states)
     seeds = b"".join((state - LOWEST).to_bytes(2, "little") for state in states)
     assert not any(seeds[n_seeded:])
     raw = sections.raw + seeds[:n_seeded]

@@ -396,6 +396,8 @@ def test_a_sabotaged_decoder_is_noticed_before_the_put(
     original = Merge.source
 
     class Wrong:
+        whole = False
+
         def __init__(self, inner: Any) -> None:
             self.inner = inner
 
