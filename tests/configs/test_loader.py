@@ -32,6 +32,14 @@ def test_the_defaults_are_complete() -> None:
     assert config.run.memory_bytes >= MIN_MEMORY_BYTES
 
 
+def test_every_profile_states_something_else() -> None:
+    names = [file.stem for file in Path("configs").glob("*.toml")]
+    assert {"default", "fast", "max", "portable"} <= set(names)
+    assert len({repr(load(name)) for name in names}) == len(names)
+    assert load("portable").recipe.synth.coder == "huffman"
+    assert "coder" in refused(None, "coder=arithmetic")
+
+
 def test_commands_that_only_restore_need_no_search() -> None:
     code = "import configs.loader, sys; configs.loader.load_run(); assert 'synth' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
