@@ -162,12 +162,14 @@ class Encoder:
         return encoded is None or self._found.is_missed(encoded.body_bytes)
 
     def _smallest(self, found: Synthesis, encoded: Encoded | None, words: Words, digest: bytes) -> Encoded | None:
-        """Return the smallest record of the finalists; the further segments of the tensor follow it."""
+        """Return the first finalist that takes what it promised, or the smallest; further segments follow it."""
         best = None if encoded is None else replace(encoded, record=bytes(encoded.record))
         for other in found.others():
             tried = self._encoded(other.program_for(words), words, digest)
             if tried is not None and (best is None or tried.body_bytes < best.body_bytes):
                 best, self._found = replace(tried, record=bytes(tried.record)), other
+                if not other.is_missed(tried.body_bytes):
+                    break  # those that follow were expected to be larger
         return best
 
     def _encoded(self, program: Node, words: Words, digest: bytes) -> Encoded | None:
