@@ -179,8 +179,9 @@ class _Parser:
 def put_program(out: bytearray, node: Node) -> None:
     """Append the wire form of `node`, whose literals all have an encoding."""
     if isinstance(node.op, Literal):
-        out.append(node.op.coder.code)
-        if not isinstance(node.op.coder, Conditioned):
+        coder = node.op.coder
+        out.append(coder.code)
+        if not isinstance(coder, Conditioned):
             return
     else:
         out.append(node.op.opcode)
@@ -222,9 +223,8 @@ def take_program(reader: Reader) -> Node:
 
 
 def _conditioned(name: str, params: tuple[int, ...]) -> Literal:
-    literal = Literal(name, params)
-    assert isinstance(literal.coder, Conditioned), "made to be refused where the parameters are too many or too few"
-    return literal
+    """Return a literal of a conditioned encoding. Raises FormatError for a wrong number of parameters."""
+    return Literal(name, CONDITIONED_BY_NAME[name].from_params(params).params)
 
 
 def count_node(nodes: int, depth: int) -> int:

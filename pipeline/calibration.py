@@ -1,6 +1,6 @@
 """The sample of a checkpoint from which its own prior is learned.
 
-Up to 16 tensors, spread over dtypes and sizes, some rows of each: chosen by what the plan says alone, so
+Some tensors, spread over dtypes, sizes and roles, the first rows of each: chosen by what the plan says alone, so
 that every driver of a run reads the same words and learns the same prior.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 from blake3 import blake3
 
@@ -51,15 +50,8 @@ def learn_prior(source: SourceStore, plan: Plan, options: SearchOptions, base: P
             continue  # its task will fail it alone
         words = segment_words(region, data)
         rows = region.n_rows if region.n_rows and words.size % region.n_rows == 0 else 1
-        sample = TensorSample(words, region.dtype, rows, words.size // rows)
-        if region.n_bytes == segment.n_bytes and _is_whole(segment) and (rows > 1) == (segment.n_rows > 1):
-            sample = replace(
-                sample,
-                name=segment.tensor,
-                whole_words=segment.n_bytes // words.itemsize,
-                whole_rows=max(1, segment.n_rows),
-            )
-        samples.append(sample)
+        name = segment.tensor if _is_whole(region) else None
+        samples.append(TensorSample(words, region.dtype, rows, words.size // rows, name))
     return calibrate(samples, options, base)
 
 
@@ -87,7 +79,7 @@ def choose(plan: Plan) -> list[tuple[Part, Segment]]:
 
 
 def _is_whole(segment: Segment) -> bool:
-    """Whether a segment is all of its tensor, so that a program for it is one for others of its role."""
+    """Whether a segment is all of its tensor, in whole words."""
     dtype = dtype_of(segment.dtype)
     n_bytes = math.prod(segment.shape or ()) * dtype.element_bits // 8
     return segment.dtype is not None and segment.n_bytes == n_bytes and not segment.n_bytes * 8 % dtype.word_bits

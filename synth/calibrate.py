@@ -25,7 +25,7 @@ from synth.template import Template, Weighed, fit
 ORDERED_EXPANSIONS = 256
 SHUFFLED_EXPANSIONS = 256
 MAX_TENSORS = 24
-"""Measured: 8 to 16 tensors teach; 1 or 2 are worthless."""
+"""Measured: 8 to 16 tensors teach, 1 or 2 are worthless; more are there for the programs of their roles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,7 @@ class TensorSample:
     rows, columns : int
         As for `synthesise`.
     name : str or None
-        Of the tensor, where its program may serve others of its role.
-    whole_words, whole_rows : int
-        Of all of it.
+        Of the tensor, where the region is all of it, so that its program may serve others of its role.
     """
 
     words: Words
@@ -50,13 +48,6 @@ class TensorSample:
     rows: int
     columns: int
     name: str | None = None
-    whole_words: int = 0
-    whole_rows: int = 1
-
-    @property
-    def columns_of_whole(self) -> int:
-        """Words of a row as `synthesise` is told of them: all where there are no rows."""
-        return self.columns if self.whole_rows > 1 else self.whole_words
 
 
 def calibrate(samples: Sequence[TensorSample], options: SearchOptions, base: Prior) -> Prior:
@@ -65,7 +56,7 @@ def calibrate(samples: Sequence[TensorSample], options: SearchOptions, base: Pri
     Parameters
     ----------
     samples : sequence of TensorSample
-        8 to 16, over all kinds of tensors of the checkpoint: dtypes, sizes, roles. One or two are worthless.
+        8 and more, over all kinds of tensors of the checkpoint: dtypes, sizes, roles. One or two are worthless.
         Those beyond `MAX_TENSORS` are not looked at.
     options : SearchOptions
         `budget` does not matter.
@@ -85,11 +76,11 @@ def _remembered(sample: TensorSample, name: str, winner: Weighed) -> dict[str, R
     if winner.template is not None and not winner.template.fixed:
         return {}
     columns = sample.columns if sample.rows > 1 else 0
-    stream = Stream(8 * sample.words.itemsize, sample.whole_words)
+    stream = Stream(8 * sample.words.itemsize, sample.words.size)
     program = fit(winner.template, sample.words[:0], stream, columns)
-    role = role_of(name, sample.whole_words, sample.dtype, sample.whole_rows, sample.columns_of_whole)
+    role = role_of(name, sample.words.size, sample.dtype, sample.rows, sample.columns)
     bits_q18 = (winner.cost_q8 << 10) // max(1, sample.words.size)
-    return {role: Remembered(glance(sample.words, sample.whole_words, columns), str(program), bits_q18)}
+    return {role: Remembered(glance(sample.words, columns), str(program), bits_q18)}
 
 
 def learn_from(sample: TensorSample, options: SearchOptions, base: Prior, evidence: Evidence, seed: int) -> Weighed:

@@ -19,7 +19,7 @@ from operators.literals.scaled_huffman import ScaledHuffman
 from operators.literals.tiled import Tiled, view_columns
 from operators.program import Literal
 from operators.words import Dtype, Words
-from synth.cost import BYTE_Q8, Q8, literal_q8
+from synth.cost import BYTE_Q8, Q8, literal_q8, node_q8
 from synth.hole import Hole
 from synth.logs import LOGS, SMOOTH_LOGS
 from synth.steps import Expansion, Step
@@ -191,5 +191,5 @@ def _words_of(hole: Hole, *, flat: bool) -> tuple[Words, int] | None:
 
 
 def _node_q8(encoding: Tiled) -> int:
-    """Return what the parameters take on the wire; the node and its length are counted with any literal."""
-    return BYTE_Q8 * (1 + sum(max(1, -(-param.bit_length() // 7)) for param in encoding.params))
+    """Return what the parameters take on the wire; the code is counted with any literal."""
+    return node_q8(encoding) - BYTE_Q8

@@ -19,7 +19,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from operators.base import BLOCK_WORDS, Operator, Stream
+from operators.base import BLOCK_WORDS, Parametric, Stream
 from operators.kernels.judging import LIVE_AT, PLACES_AT, judge_narrow, judge_wide
 from operators.literals.profile import LARGE_WORDS, RANS_GAIN, Profiler, choose, faster_bound
 from operators.literals.rans import RUN_WORDS, lanes_of
@@ -91,8 +91,8 @@ class Verdict:
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def node_q8(op: Operator) -> int:
-    """Return the cost of an operator on the wire."""
+def node_q8(op: Parametric) -> int:
+    """Return the cost of a node with parameters on the wire."""
     return BYTE_Q8 * (2 + sum(_varint_bytes(param) for param in op.params))
 
 

@@ -41,7 +41,7 @@ class SearchOptions:
     coder : {"rans", "huffman"}
         Of leaves in the context of scales: the smaller one, or the one that is fast on any CPU.
     share : bool
-        Whether tensors of a task whose names differ by numbers alone, and that look alike, are searched once.
+        Whether tensors whose names differ by numbers alone, and that look alike, share a program (`synth.roles`).
     """
 
     prior: Literal["learned", "uniform", "shipped"]

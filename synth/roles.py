@@ -51,7 +51,8 @@ class Roles:
         found = synthesise(words, dtype=dtype, rows=rows, columns=columns, options=self._options, prior=self._prior)
         if self._options.share:
             role = role_of(name, words.size, dtype, rows, columns)
-            self._found.setdefault(role, (glance(words, words.size, columns), found))
+            if role not in self._found:
+                self._found[role] = glance(words, columns), found
         return found
 
     def recall(self, name: str | None, words: Words, dtype: str | None, rows: int, columns: int) -> Synthesis | None:
@@ -63,7 +64,7 @@ class Roles:
         remembered = self._prior.programs.get(role)
         if known is None and remembered is None:
             return None
-        seen = glance(words, words.size, columns)
+        seen = glance(words, columns)
         if known is not None and known[0] == seen:
             found = known[1]
             return replace(found, program=found.program_for(words), expansions=0, trace=(), runners_up=())
@@ -88,10 +89,10 @@ def role_of(name: str | None, n_words: int, dtype: str | None, rows: int, column
     return f"{kind}|{dtype}|{n_words}|{rows}|{columns}"
 
 
-def glance(words: Words, n_words: int, columns: int) -> tuple[int, ...]:
-    """Return the buckets of a small sample of `words`, all or a part of the `n_words` of a tensor."""
+def glance(words: Words, columns: int) -> tuple[int, ...]:
+    """Return the buckets of a small sample of a tensor."""
     width_bits = 8 * words.itemsize
     sample = take_sample(words, width_bits, columns, GLANCE_WORDS, GLANCE_WORDS)
-    verdict = judge(sample.words, 0, Stream(width_bits, n_words), row_below=sample.row_below)
+    verdict = judge(sample.words, 0, sample.stream, row_below=sample.row_below)
     *seen, near, row_near = verdict.features
     return (*seen, near >> 1, row_near >> 1)  # a little nearer than chance may be chance

@@ -115,6 +115,21 @@ def column_scales(
         scales[c] = (2 * STEPS * (np.int64(sums[c]) * columns - total) + half) // (2 * half)
 
 
+@inlined
+def _count_signs(words: Any, columns: Any, rows: Any, step: Any, sums: Any) -> Any:
+    """Set how many signs of each column are set in every `step`-th row; return how many rows these are."""
+    top = 8 * words.itemsize - 1
+    for c in range(columns):
+        sums[c] = np.uint32(0)
+    count = np.int64(0)
+    for r in range(0, rows, step):
+        row = words[r * columns : (r + 1) * columns]
+        for c in range(columns):
+            sums[c] += np.uint32(down(row[c], top))
+        count += 1
+    return count
+
+
 @kernel("sums", "levels", "flips")
 def column_signs(words: Any, columns: int, rows: int, step: int, sums: Any, levels: Any, flips: Any) -> None:
     """Set how uneven the signs of each column are, 0 to 4, and whether most are set.
@@ -128,15 +143,7 @@ def column_signs(words: Any, columns: int, rows: int, step: int, sums: Any, leve
         Scratch.
     levels, flips : uint8 arrays, shape (columns,)
     """
-    top = 8 * words.itemsize - 1
-    for c in range(columns):
-        sums[c] = np.uint32(0)
-    count = np.int64(0)
-    for r in range(0, rows, step):
-        row = words[r * columns : (r + 1) * columns]
-        for c in range(columns):
-            sums[c] += np.uint32(down(row[c], top))
-        count += 1
+    count = _count_signs(words, columns, rows, step, sums)
     for c in range(columns):
         set_ = np.int64(sums[c])
         far = 100 * abs(2 * set_ - count)
@@ -156,15 +163,7 @@ def column_signs(words: Any, columns: int, rows: int, step: int, sums: Any, leve
 @kernel("sums")
 def sign_spread(words: Any, columns: int, rows: int, step: int, sums: Any) -> int:
     """Return the sum over columns of the square of how many more signs are set than not in every `step`-th row."""
-    top = 8 * words.itemsize - 1
-    for c in range(columns):
-        sums[c] = np.uint32(0)
-    count = np.int64(0)
-    for r in range(0, rows, step):
-        row = words[r * columns : (r + 1) * columns]
-        for c in range(columns):
-            sums[c] += np.uint32(down(row[c], top))
-        count += 1
+    count = _count_signs(words, columns, rows, step, sums)
     spread = np.int64(0)
     for c in range(columns):
         more = 2 * np.int64(sums[c]) - count

@@ -49,6 +49,7 @@ def _family(module: ModuleType | Any) -> TileCoder:
 @cache
 def tile_coder(*, portable: bool = False) -> TileCoder:
     """Return the kernels for this CPU, or the portable ones."""
+    # At the first use: most commands code no tiles, and their start should not wait for it.
     from operators.kernels import tiles, tiles_avx512
     from operators.kernels.vectors import HAS_AVX512
 

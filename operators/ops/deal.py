@@ -13,37 +13,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Self
 
 import numpy as np
 
-from operators.base import BLOCK_WORDS, Operator, Source, Stream
+from operators.base import BLOCK_WORDS, Source, Stream
 from operators.errors import FormatError
 from operators.kernels.rows import put_part, put_words, take_part, take_words
+from operators.ops.support import Widths
 from operators.words import Words, container
 
 
 @dataclass(frozen=True, slots=True)
-class Deal(Operator):
+class Deal(Widths):
     """Words in turn from several children."""
 
     opcode = 16
     name = "deal"
-    widths: tuple[int, ...]
-
-    @property
-    def params(self) -> tuple[int, ...]:
-        return self.widths
-
-    @classmethod
-    def from_params(cls, params: tuple[int, ...]) -> Self:
-        if len(params) < 2:
-            raise FormatError("at least two widths of deal", str(len(params)))
-        return cls(params)
-
-    @property
-    def arity(self) -> int:
-        return len(self.widths)
 
     @property
     def period(self) -> int:

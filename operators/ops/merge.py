@@ -15,38 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
-from operators.base import BLOCK_WORDS, Operator, Source, Stream
+from operators.base import BLOCK_WORDS, Source, Stream
 from operators.errors import FormatError
 from operators.kernels.fields import join_fields, split_fields
+from operators.ops.support import Widths
 from operators.words import Words, container
 
 
 @dataclass(frozen=True, slots=True)
-class Merge(Operator):
+class Merge(Widths):
     """Bit fields."""
 
     opcode = 4
     name = "merge"
     pointwise = True
-    widths: tuple[int, ...]
-
-    @property
-    def params(self) -> tuple[int, ...]:
-        return self.widths
-
-    @classmethod
-    def from_params(cls, params: tuple[int, ...]) -> Self:
-        if len(params) < 2:
-            raise FormatError("at least two widths of merge", str(len(params)))
-        return cls(params)
-
-    @property
-    def arity(self) -> int:
-        return len(self.widths)
 
     def children(self, stream: Stream) -> tuple[Stream, ...]:
         if min(self.widths) <= 0 or sum(self.widths) != stream.width_bits:

@@ -4,10 +4,33 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 from operators.base import Operator, Source, Stream
+from operators.errors import FormatError
 from operators.words import Words
+
+
+@dataclass(frozen=True, slots=True)
+class Widths(Operator):
+    """An operator with one parameter for each of its children, two and more."""
+
+    widths: tuple[int, ...]
+
+    @property
+    def params(self) -> tuple[int, ...]:
+        return self.widths
+
+    @classmethod
+    def from_params(cls, params: tuple[int, ...]) -> Self:
+        if len(params) < 2:
+            raise FormatError(f"at least two widths of {cls.name}", str(len(params)))
+        return cls(params)
+
+    @property
+    def arity(self) -> int:
+        return len(self.widths)
 
 
 class WordMap(Operator):

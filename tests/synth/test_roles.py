@@ -63,7 +63,7 @@ def test_without_sharing_nothing_is_remembered() -> None:
 
 
 def test_calibration_remembers_programs_by_role() -> None:
-    sample = TensorSample(weights(0), "BF16", ROWS, COLUMNS, "layer.0.q", ROWS * COLUMNS, ROWS)
+    sample = TensorSample(weights(0), "BF16", ROWS, COLUMNS, "layer.0.q")
     prior = Prior.load(calibrate([sample], options(), Prior.shipped()).dump())
     assert list(prior.programs) == [role_of("layer.7.q", ROWS * COLUMNS, "BF16", ROWS, COLUMNS)]
     recalled = roles(prior).recall("layer.1.q", weights(1), "BF16", ROWS, COLUMNS)
