@@ -81,6 +81,9 @@ def encoder_tables(frequencies: NDArray[np.uint16], out: NDArray[np.uint8]) -> N
     order = np.empty(64, np.int64)
     for table in range(frequencies.shape[0]):
         start = 0
+        # Of an escape without slots, which no symbol has: what was there before could be the row of one.
+        entries[_ENTRIES * table + 2 * ESCAPE] = np.uint64(0)
+        entries[_ENTRIES * table + 2 * ESCAPE + 1] = np.uint64(0)
         for i in range(_canonical(frequencies[table], order)):
             f = np.int64(frequencies[table, order[i]])
             at = _ENTRIES * table + 2 * order[i]

@@ -162,3 +162,15 @@ assert_stands_damage(make_case(BF16, 2, 1, 0, "escapes"), 1)
 def test_interpreted_kernels_give_the_same_bytes_and_stay_inside() -> None:
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
     subprocess.run([sys.executable, "-W", "error", "-c", INTERPRETED], env=environment, cwd=ROOT, check=True)
+
+
+def test_prepared_tables_depend_on_frequencies_alone() -> None:
+    """An escape without slots is in no table of an archive, but its row must not be what memory held before."""
+    frequencies = np.zeros((1, 64), np.uint16)
+    frequencies[0, [0, 1]] = 2048
+    found = []
+    for before in (0, 0xFF):
+        out = np.full((1, tiles.ENCODER_BYTES), before, np.uint8)
+        tiles.encoder_tables(frequencies, out)
+        found.append(out.tobytes())
+    assert found[0] == found[1]
