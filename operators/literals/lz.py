@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from operators.base import Encoding, Plan, Profile, Source, Stream, Writer
 from operators.errors import FormatError
 from operators.kernels.histogram import histogram
+from operators.literals.frames import MAX_WINDOW_LOG, check_frame
 from operators.literals.tables import log2_q16
 from operators.words import Bytes, Words, mask_of
 
-MAX_WINDOW_LOG = 27
-"""A reader grants 2 to this many bytes of window, and no more than the literal has."""
 TRIAL_BYTES = 16 << 10
 """Bytes that are tried first; then the first block decides whether the rest is worth trying."""
 TRIAL_GAIN = 32
@@ -24,7 +23,6 @@ _TRIAL_LEVEL = 1
 _LEVELS = ((2 << 20, 19), (1 << 62, 12))
 """Level of literals up to so many bytes. As the parts above, revisions of the writer may change them."""
 _READ_BYTES = 128 << 10
-_SINGLE_SEGMENT_FLAG = 32
 
 
 class LzTrial:
@@ -172,34 +170,9 @@ class Lz(Encoding):
         return None if payload is None else _Plan(payload, len(payload))
 
     def source(self, payload: memoryview, stream: Stream) -> Source:
-        try:
-            frame = zstandard.get_frame_parameters(payload)
-        except (zstandard.ZstdError, ValueError) as error:
-            raise FormatError("a zstandard frame", str(error), "literal") from error
-        if frame.content_size != stream.n_bytes or not stream.n_bytes:
-            raise FormatError(f"a frame of {stream.n_bytes} bytes", str(frame.content_size), "literal")
-        if frame.window_size > 1 << MAX_WINDOW_LOG or frame.dict_id or frame.has_checksum:
-            raise FormatError("a plain frame and its window", f"window {frame.window_size}", "literal")
-        if _frame_bytes(payload) != len(payload):
-            raise FormatError("one whole frame", f"{len(payload)} bytes", "literal")
+        check_frame(payload, stream.n_bytes)
         return _Source(payload, stream)
 
     def scratch_bytes(self, stream: Stream) -> int:
         """The window, which the decoder keeps beside the words."""
         return min(1 << MAX_WINDOW_LOG, stream.n_bytes)
-
-
-def _frame_bytes(payload: memoryview) -> int:
-    """Return the bytes of a frame from the sizes of its blocks, or -1 where they go beyond `payload`."""
-    descriptor = payload[4]
-    single = descriptor & _SINGLE_SEGMENT_FLAG > 0
-    content_size_bytes = (1 if single else 0, 2, 4, 8)[descriptor >> 6]
-    at = 5 + (0 if single else 1) + content_size_bytes
-    last = 0
-    while not last:
-        if at + 3 > len(payload):
-            return -1
-        head = int.from_bytes(payload[at : at + 3], "little")
-        last, kind, size = head & 1, head >> 1 & 3, head >> 3
-        at += 3 + (1 if kind == 1 else size)
-    return at

@@ -22,6 +22,7 @@ from operators.kernels import scales as kernels
 from operators.kernels import tile_heads
 from operators.kernels.bits import pack, packed_bytes, unpack
 from operators.kernels.scales import ESCAPE, LEVELS, STEPS, SYMBOLS
+from operators.literals.frames import check_frame
 from operators.words import Words
 
 MAX_COLUMNS = 1 << 16
@@ -551,12 +552,11 @@ class _Source(WholeSource):
         if section.size == packed_bytes(n_escapes, field_bits):
             unpack(section, field_bits, escapes[:n_escapes])
             return escapes
+        check_frame(section.data, 2 * n_escapes)
         try:
-            data = zstandard.ZstdDecompressor().decompress(section.data, max_output_size=2 * n_escapes)
+            data = zstandard.ZstdDecompressor().decompress(section.data)
         except zstandard.ZstdError as error:
             raise FormatError(f"{n_escapes} escapes", str(error), f"{self._tiled.name} literal") from None
-        if len(data) != 2 * n_escapes:
-            raise FormatError(f"{n_escapes} escapes", f"{len(data)} bytes", f"{self._tiled.name} literal")
         escapes[:n_escapes] = np.frombuffer(data, "<u2")
         return escapes
 

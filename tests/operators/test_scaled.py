@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -323,3 +325,16 @@ def test_a_frame_of_escapes_is_never_as_long_as_their_bits() -> None:
         section = tiled._escape_bytes(escapes, 10)
         assert len(section) < plain.size or section == plain.tobytes()
     assert ties
+
+
+def test_escapes_that_claim_much_are_refused_by_their_frame() -> None:
+    """A frame states what it will take: more than the escapes is refused before it is decompressed."""
+    source = Scaled(*PLAIN).source(memoryview(b""), Stream(16, 4096))
+    bomb = np.frombuffer(zstandard.ZstdCompressor().compress(bytes(1 << 24)), np.uint8)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError, match="a frame of 200 bytes"):
+            source._escapes(bomb, 100)  # type: ignore[attr-defined]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
