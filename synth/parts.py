@@ -20,7 +20,7 @@ from operators.words import Words
 from synth.cost import node_q8
 from synth.hole import Hole
 from synth.logs import LOGS, SMOOTH_LOGS, log_q20
-from synth.sample import Sample, take_sample
+from synth.sample import Sample, gathered, spread, take_sample
 from synth.steps import DEEP_REGION_WORDS, Expansion, Step
 
 MIN_ROW_WORDS = 8
@@ -156,8 +156,8 @@ class Turns(Step):
         if not exact:
             # Whole turns, so that each child has as many words of every window.
             run = max(1, TURN_WINDOW_WORDS // op.period) * op.period
-            starts = _spread(max(1, setting.sample_words // run), words.size - run) // op.period * op.period
-            picked = words[(starts[:, None] + np.arange(run)).ravel()]
+            starts = spread(max(1, setting.sample_words // run), words.size - run) // op.period * op.period
+            picked = gathered(words, starts, run)
         targets = op.targets(picked, Stream(hole.stream.width_bits, picked.size))
         assert targets is not None
         children = []
@@ -228,10 +228,6 @@ def _rows(hole: Hole, words: Words, op: Partition, *, is_marked: bool) -> Hole:
     )
 
 
-def _spread(count: int, last: int) -> NDArray[np.int64]:
-    return (2 * np.arange(count) + 1) * (last + 1) // (2 * count)
-
-
 # -- how turns are found ------------------------------------------------------------------------------------
 
 
@@ -270,8 +266,8 @@ def _turns(words: Words) -> tuple[int, ...]:
 def _sampled(words: Words, n_words: int) -> tuple[NDArray[np.int64], Words]:
     """Return where windows start that are spread over all words, and a byte of each word in them."""
     run = min(TURN_WINDOW_WORDS, words.size)
-    starts = _spread(min(n_words, words.size) // run, words.size - run)
-    picked = words[(starts[:, None] + np.arange(run)).ravel()]
+    starts = spread(min(n_words, words.size) // run, words.size - run)
+    picked = gathered(words, starts, run)
     shift = max(0, int(np.bitwise_or.reduce(picked ^ picked[:1])).bit_length() - 8)
     return starts, (picked >> picked.dtype.type(shift)).astype(np.uint8)
 

@@ -139,27 +139,27 @@ def take_sample(
     rows = stream.n_words // columns if columns else 0
     if rows < 8 or columns < 8:
         run = min(FLAT_WINDOW_WORDS, n_sample)
-        starts = _spread(n_sample // run, words.size - run)
-        return Sample(_gathered(words, starts, run), stream, columns, (1, 1, starts.size, run))
+        starts = spread(n_sample // run, words.size - run)
+        return Sample(gathered(words, starts, run), stream, columns, (1, 1, starts.size, run))
     run = min(columns, WINDOW_WORDS)
     windows = min(columns // run, WINDOWS)
     pairs = min(rows // 2, max(1, n_sample // (2 * run * windows)))
     windows = min(columns // run, max(windows, n_sample // (2 * run * pairs)))
-    first_rows = _spread(pairs, rows // 2 - 1) * 2
+    first_rows = spread(pairs, rows // 2 - 1) * 2
     picked_rows = (first_rows[:, None] + np.arange(2)).ravel()
     if kept is not None:
         picked_rows = kept[picked_rows]
-    starts = (picked_rows[:, None] * columns + _spread(windows, columns - run)).ravel()
-    return Sample(_gathered(words, starts, run), stream, columns, (pairs, 2, windows, run))
+    starts = (picked_rows[:, None] * columns + spread(windows, columns - run)).ravel()
+    return Sample(gathered(words, starts, run), stream, columns, (pairs, 2, windows, run))
 
 
-def _gathered(words: Words, starts: NDArray[np.int64], run: int) -> Words:
+def gathered(words: Words, starts: NDArray[np.int64], run: int) -> Words:
     """Return the `run` words from each of `starts` on."""
     picked = np.empty(starts.size * run, words.dtype)
     gather_runs(words, starts, picked)
     return picked
 
 
-def _spread(count: int, last: int) -> NDArray[np.int64]:
+def spread(count: int, last: int) -> NDArray[np.int64]:
     """Return `count` integers from 0 to `last`, evenly spread, the ends left out: first and last rows are special."""
     return (2 * np.arange(count) + 1) * (last + 1) // (2 * count)
