@@ -68,8 +68,8 @@ def put_golomb(out: Any, bit: Any, order: Any, value: Any) -> Any:
     """Write EG(order, value) at `bit` of the zeroed `out`; return the bit after it."""
     u = value + (1 << order)
     zeros = bit_length(u) - 1 - order
-    bit = put_bits(out, bit, 1 << zeros, zeros + 1)
-    return put_bits(out, bit, u, zeros + order)
+    low = u - (1 << (zeros + order))
+    return put_bits(out, bit, (low << (zeros + 1)) | (1 << zeros), 2 * zeros + 1 + order)
 
 
 @inlined
@@ -110,6 +110,8 @@ def put_table(
     m = symbols.size
     order, best = 0, np.int64(1) << 62
     for k in range(16):
+        if m * (k + 1) >= best:
+            break  # no code of this order is shorter
         n_bits = np.int64(0)
         previous = np.int64(-1)
         for i in range(m):
