@@ -37,6 +37,9 @@ STREAMS = 4
 """Streams of a block that is split."""
 SPLIT_WORDS = 1 << 12
 """Words of the smallest block that is split into streams."""
+LONG_CODE_GAIN = 4096
+"""Codes longer than `PRIMARY_BITS` take a second look-up, but words that need one are rare: the writer uses them
+to save one part in this many."""
 _LOOKUPS = 4  # of PRIMARY_BITS each from one load of at least 57 bits
 _ROUND_IN = 8  # bytes that the codes of a round take at most: 4 * 12 bits, and an escape's
 _ROUND_OUT = 26  # bytes that a round writes at most: 8 at each of 4 look-ups, up to 6 of them words
@@ -89,6 +92,115 @@ def limited_lengths(counts: NDArray[np.int64], limit: int, lengths: NDArray[np.i
         for k in range(n_leaves):
             lengths[k] += 1
         taken = 2 * (taken - n_leaves)
+
+
+@kernel("lengths")
+def huffman_lengths(counts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+    """Set the lengths of the best code, however long: as `limited_lengths` for 2 and more ascending counts.
+
+    Notes
+    -----
+    Source: Moffat and Katajainen, In-place calculation of minimum-redundancy codes, 1995. `lengths` holds
+    the weights of packages, then their parents, then their depths.
+    """
+    m = counts.size
+    lengths[:] = counts
+    lengths[0] += lengths[1]
+    root, leaf = 0, 2
+    for package in range(1, m - 1):
+        if leaf >= m or lengths[root] < lengths[leaf]:
+            lengths[package] = lengths[root]
+            lengths[root] = package
+            root += 1
+        else:
+            lengths[package] = lengths[leaf]
+            leaf += 1
+        if leaf >= m or (root < package and lengths[root] < lengths[leaf]):
+            lengths[package] += lengths[root]
+            lengths[root] = package
+            root += 1
+        else:
+            lengths[package] += lengths[leaf]
+            leaf += 1
+    lengths[m - 2] = 0
+    for package in range(m - 3, -1, -1):
+        lengths[package] = lengths[lengths[package]] + 1
+    free, depth, root, leaf = 1, 0, m - 2, m - 1
+    while free > 0:
+        n_packages = 0
+        while root >= 0 and lengths[root] == depth:
+            n_packages += 1
+            root -= 1
+        for _ in range(free - n_packages):
+            lengths[leaf] = depth
+            leaf -= 1
+        free = 2 * n_packages
+        depth += 1
+
+
+@kernel("order")
+def ascending_order(counts: NDArray[np.int64], order: NDArray[np.int64]) -> None:
+    """Set the indices of `counts` (not negative) in ascending order, ties in theirs."""
+    m = counts.size
+    other = np.empty(m, np.int64)
+    largest = np.int64(0)
+    for i in range(m):
+        order[i] = i
+        largest = max(largest, counts[i])
+    shift = 0
+    while largest >> shift:
+        starts = np.zeros(257, np.int64)
+        for i in range(m):
+            starts[((counts[i] >> shift) & 255) + 1] += 1
+        for k in range(256):
+            starts[k + 1] += starts[k]
+        for k in range(m):
+            i = order[k]
+            digit = (counts[i] >> shift) & 255
+            other[starts[digit]] = i
+            starts[digit] += 1
+        order[:] = other
+        shift += 8
+
+
+@kernel("lengths")
+def code_lengths(counts: NDArray[np.int64], lengths: NDArray[np.int64]) -> int:
+    """Set the length of the code of each word, and return the bits of all words.
+
+    Parameters
+    ----------
+    counts : int64 array, shape (m,)
+        Positive, 1 to ``2**MAX_LENGTH`` of them, in any order.
+    lengths : int64 array, shape (m,)
+    """
+    m = counts.size
+    if m == 1:
+        lengths[0] = 0
+        return 0
+    order, ascending = np.empty(m, np.int64), np.empty(m, np.int64)
+    ascending_order(counts, order)
+    for k in range(m):
+        ascending[k] = counts[order[k]]
+    best = np.empty(m, np.int64)
+    huffman_lengths(ascending, best)
+    n_bits = np.int64(0)
+    if best[0] > PRIMARY_BITS:
+        other = np.empty(m, np.int64)
+        limited_lengths(ascending, MAX_LENGTH, other)
+        best, other = other, best
+        if m <= 1 << PRIMARY_BITS:
+            limited_lengths(ascending, PRIMARY_BITS, other)
+            most = np.int64(0)
+            for k in range(m):
+                most += ascending[k] * other[k]
+                n_bits += ascending[k] * best[k]
+            if n_bits >= most - most // LONG_CODE_GAIN:
+                best = other
+            n_bits = np.int64(0)
+    for k in range(m):
+        lengths[order[k]] = best[k]
+        n_bits += ascending[k] * best[k]
+    return n_bits
 
 
 @kernel("codes")

@@ -99,6 +99,40 @@ def log2_q16(values: NDArray[np.int64], logs: NDArray[np.int64]) -> None:
         logs[i] = log
 
 
+@kernel("frequencies", "levels")
+def best_frequencies(
+    counts: NDArray[np.int64], frequencies: NDArray[np.int64], levels: NDArray[np.int64]
+) -> tuple[int, int]:
+    """Set the frequencies that take the fewest bits of words and table; return theirs and the bits of all words.
+
+    Parameters
+    ----------
+    counts : int64 array, shape (m,)
+        Positive, 2 to ``2**MAX_BITS`` of them.
+    frequencies, levels : int64 arrays, shape (m,)
+        Frequencies that add up to 2 to the power of what is returned, and their bit lengths less one.
+    """
+    m = counts.size
+    made, logs = np.empty(m, np.int64), np.empty(m, np.int64)
+    best_bits, best_words, least = 0, np.int64(0), np.int64(1) << 62
+    for bits in range(MIN_BITS, MAX_BITS + 1):
+        if m > 1 << bits:
+            continue
+        normalise(counts, bits, made)
+        log2_q16(made, logs)
+        words_q16, n_table = np.int64(0), np.int64(0)
+        for i in range(m):
+            words_q16 += counts[i] * ((bits << 16) - logs[i])
+            n_table += logs[i] >> 16
+        n_words = (words_q16 + 0xFFFF) >> 16
+        if n_words + n_table < least:
+            best_bits, best_words, least = bits, n_words, n_words + n_table
+            for i in range(m):
+                frequencies[i] = made[i]
+                levels[i] = logs[i] >> 16
+    return best_bits, best_words
+
+
 @kernel("reciprocals", "rows")
 def encoding_table(
     symbols: NDArray[np.int64],

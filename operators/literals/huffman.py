@@ -15,18 +15,14 @@ from operators.kernels.huffman import (
     SPLIT_WORDS,
     STREAMS,
     canonical_codes,
+    code_lengths,
     decode_block,
     decoding_tables,
     encode_block,
     encoding_table,
-    limited_lengths,
 )
 from operators.literals.tables import Integers, table_bytes, take_alphabet
 from operators.words import Bytes, Words, container
-
-LONG_CODE_GAIN = 4096
-"""Codes longer than `PRIMARY_BITS` take a second look-up, but words that need one are rare: the writer uses them
-to save one part in this many."""
 
 
 def streams_of(n_words: int) -> int:
@@ -142,11 +138,8 @@ class Huffman(Encoding):
         if symbols.size > 1 << MAX_LENGTH:
             return None
         counts = profile.counts[symbols]
-        order = np.argsort(counts, kind="stable")
-        ascending = counts[order]
-        n_bits, by_count = _best_lengths(ascending)
-        lengths = np.empty_like(by_count)
-        lengths[order] = by_count
+        lengths = np.empty_like(counts)
+        n_bits = code_lengths(counts, lengths)
         table = table_bytes(symbols, lengths)
         n_streams = _n_streams(stream) if symbols.size > 1 else 0
         # Every stream may leave up to 7 bits of its last byte.
@@ -174,17 +167,3 @@ class Huffman(Encoding):
         starts[1:-1] = start + np.cumsum(sizes, dtype=np.int64)
         starts[-1] = len(payload)
         return _Source(stream, np.frombuffer(payload, np.uint8), starts, symbols, lengths, codes)
-
-
-def _best_lengths(ascending: Integers) -> tuple[int, Integers]:
-    """Return the bits of all words and the code lengths, for ascending counts."""
-    best: tuple[int, Integers] | None = None
-    for limit in (PRIMARY_BITS, MAX_LENGTH):
-        if ascending.size <= 1 << limit:
-            lengths = np.empty_like(ascending)
-            limited_lengths(ascending, limit, lengths)
-            n_bits = int(ascending @ lengths)
-            if best is None or n_bits < best[0] - best[0] // LONG_CODE_GAIN:
-                best = n_bits, lengths
-    assert best is not None
-    return best

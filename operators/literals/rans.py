@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,13 @@ from operators.kernels.rans import (
     MAX_BITS,
     MIN_BITS,
     START,
+    best_frequencies,
     decode_words,
     decoding_table,
     encode_run,
     encoding_table,
-    normalise,
 )
-from operators.literals.tables import Integers, log2_q16, table_bytes, take_alphabet
+from operators.literals.tables import Integers, table_bytes, take_alphabet
 from operators.words import Bytes, Words, container
 
 RUN_BLOCKS = 32
@@ -124,26 +124,6 @@ class _Source(BlockSource):
             raise FormatError("a rANS run that ends in its start states", "a damaged one", f"block {index}")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Scaled:
-    """Frequencies that add up to ``2**bits``: the fewest bits of words and values, then the smallest table, win."""
-
-    n_bits: int
-    bits: int
-    word_bits: int = field(compare=False)
-    frequencies: Integers = field(compare=False)
-    levels: Integers = field(compare=False)
-
-
-def _scaled(counts: Integers, bits: int) -> _Scaled:
-    frequencies = np.empty_like(counts)
-    normalise(counts, bits, frequencies)
-    logs = log2_q16(frequencies)
-    levels = logs >> 16
-    word_bits = int(counts @ ((bits << 16) - logs)) + 0xFFFF >> 16
-    return _Scaled(word_bits + int(levels.sum()), bits, word_bits, frequencies, levels)
-
-
 class Rans(Encoding):
     """Words of up to 16 bits, 2 to 16384 different ones, by rANS.
 
@@ -172,11 +152,12 @@ class Rans(Encoding):
         counts = profile.counts[symbols]
         runs = _runs(stream)
         fixed = DIRECTORY_BYTES * (len(runs) - 1) + sum(4 * lanes_of(run) + 2 for run in runs)
-        best = min(_scaled(counts, bits) for bits in range(MIN_BITS, MAX_BITS + 1) if symbols.size <= 1 << bits)
-        head = bytes((best.bits,)) + table_bytes(symbols, best.levels, best.frequencies)
+        frequencies, levels = np.empty_like(counts), np.empty_like(counts)
+        bits, word_bits = best_frequencies(counts, frequencies, levels)
+        head = bytes((bits,)) + table_bytes(symbols, levels, frequencies)
         # What a finite state loses is far below this margin (tested).
-        n_bytes = len(head) + fixed + (best.word_bits + (best.word_bits >> 12) + 7 >> 3)
-        return _Plan(stream, best.bits, symbols, best.frequencies, head, n_bytes)
+        n_bytes = len(head) + fixed + (word_bits + (word_bits >> 12) + 7 >> 3)
+        return _Plan(stream, bits, symbols, frequencies, head, n_bytes)
 
     def source(self, payload: memoryview, stream: Stream) -> BlockSource:
         bits = payload[0] if len(payload) else 0
