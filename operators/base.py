@@ -80,6 +80,17 @@ class Source(ABC):
             The payload behind the source is damaged.
         """
 
+    def take(self, scratch: Words) -> Words:
+        """Return the next ``scratch.size`` words, read only and only until the next call of this source.
+
+        Parameters
+        ----------
+        scratch : Words
+            The caller's. What is returned is `scratch`, filled, or a view of memory that holds the words already.
+        """
+        self.read(scratch)
+        return scratch
+
 
 @functools.cache
 def _names(kind: type) -> tuple[str, ...]:
@@ -300,19 +311,28 @@ class WholeSource(Source):
         """Fill `out` with all words of the stream. Raises DamageError."""
 
     def read(self, out: Words) -> None:
-        end = self._position + out.size
-        if end > self.stream.n_words:
-            raise FormatError(f"at most {self.stream.n_words} words", f"a read of {end}")
-        if out.size == self.stream.n_words:
+        if out.size == self.stream.n_words and not self._position:
+            self._position = out.size
             self.decode(out)
         else:
-            if self._words is None:
-                self._words = self.stream.empty()
-                self.decode(self._words)
-            out[:] = self._words[self._position : end]
+            out[:] = self._next(out.size)
+
+    def take(self, scratch: Words) -> Words:
+        return self._next(scratch.size)
+
+    def _next(self, n_words: int) -> Words:
+        """Return the next words; all are decoded at the first call, and forgotten with the last."""
+        end = self._position + n_words
+        if end > self.stream.n_words:
+            raise FormatError(f"at most {self.stream.n_words} words", f"a read of {end}")
+        if self._words is None:
+            self._words = self.stream.empty()
+            self.decode(self._words)
+        words = self._words[self._position : end]
         self._position = end
         if end == self.stream.n_words:
             self._words = None
+        return words
 
 
 class BlockSource(Source):

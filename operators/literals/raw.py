@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from operators.base import BLOCK_WORDS, BlockSource, Encoding, Plan, Profile, Stream, Writer
+from operators.base import Encoding, Plan, Profile, Source, Stream, Writer
 from operators.errors import FormatError
-from operators.words import Bytes, Words, words_of
+from operators.words import Bytes, Words, container
 
 
 class _Writer(Writer):
@@ -34,13 +34,27 @@ class _Plan(Plan):
         return _Writer(np.empty(self.room, np.uint8) if out is None else out)
 
 
-class _Source(BlockSource):
-    def __init__(self, words: Words, stream: Stream) -> None:
-        super().__init__(stream)
-        self._words = words
+class _Source(Source):
+    def __init__(self, data: NDArray[np.uint8], stream: Stream) -> None:
+        self._left = data
+        self._dtype = container(stream.width_bits)
 
-    def decode_block(self, index: int, out: Words) -> None:
-        out[:] = self._words[index * BLOCK_WORDS : index * BLOCK_WORDS + out.size]
+    def read(self, out: Words) -> None:
+        out.view(np.uint8)[:] = self._next(out.nbytes)
+
+    def take(self, scratch: Words) -> Words:
+        data = self._next(scratch.nbytes)
+        words = data.view(self._dtype)
+        if words.flags.aligned:
+            return words
+        scratch.view(np.uint8)[:] = data  # kernels see no unaligned pointer
+        return scratch
+
+    def _next(self, n_bytes: int) -> NDArray[np.uint8]:
+        if n_bytes > self._left.size:
+            raise FormatError(f"a read of at most {self._left.size} bytes", str(n_bytes))
+        data, self._left = self._left[:n_bytes], self._left[n_bytes:]
+        return data
 
 
 class Raw(Encoding):
@@ -57,9 +71,9 @@ class Raw(Encoding):
         stream = profile.stream
         return _Plan(stream, stream.n_bytes) if 8 * stream.n_bytes == stream.width_bits * stream.n_words else None
 
-    def source(self, payload: memoryview, stream: Stream) -> BlockSource:
+    def source(self, payload: memoryview, stream: Stream) -> Source:
         if 8 * stream.n_bytes != stream.width_bits * stream.n_words:
             raise FormatError("words of 8, 16, 32 or 64 bits", str(stream))
         if len(payload) != stream.n_bytes:
             raise FormatError(f"{stream.n_bytes} bytes of {stream}", str(len(payload)))
-        return _Source(words_of(payload, stream.width_bits), stream)
+        return _Source(np.frombuffer(payload, np.uint8), stream)

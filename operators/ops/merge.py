@@ -20,7 +20,7 @@ import numpy as np
 
 from operators.base import BLOCK_WORDS, Source, Stream
 from operators.errors import FormatError
-from operators.kernels.fields import join_fields, split_fields
+from operators.kernels.fields import fields_of, join_fields, split_fields
 from operators.ops.support import Widths
 from operators.words import Words, container
 
@@ -40,23 +40,31 @@ class Merge(Widths):
 
     def targets(self, words: Words, stream: Stream) -> tuple[Words, ...] | None:
         fields = tuple(np.empty(words.size, container(width)) for width in self.widths)
-        split_fields(words, self.widths, fields)
+        split_fields(words, fields_of(self.widths), fields)
         return fields
 
     def source(self, children: Sequence[Source], stream: Stream) -> Source:
-        return _MergeSource(children, self.widths, min(BLOCK_WORDS, stream.n_words))
+        widths: list[int] = []
+        parts: list[Source] = []
+        for width, child in zip(self.widths, children, strict=True):
+            # The fields of a field are fields of the word: no need to put them together twice.
+            if isinstance(child, _MergeSource):
+                widths += child.widths
+                parts += child.children
+            else:
+                widths.append(width)
+                parts.append(child)
+        return _MergeSource(parts, widths, min(BLOCK_WORDS, stream.n_words))
 
 
 class _MergeSource(Source):
-    def __init__(self, children: Sequence[Source], widths: tuple[int, ...], block_words: int) -> None:
+    def __init__(self, children: Sequence[Source], widths: Sequence[int], block_words: int) -> None:
         self.children = children
         self.widths = widths
-        self.fields = [np.empty(block_words, container(width)) for width in widths]
+        self.scratch = [np.empty(block_words, container(width)) for width in widths]
 
     def read(self, out: Words) -> None:
         for start in range(0, out.size, BLOCK_WORDS):
             block = out[start : start + BLOCK_WORDS]
-            fields = [scratch[: block.size] for scratch in self.fields]
-            for child, field in zip(self.children, fields, strict=True):
-                child.read(field)
-            join_fields(fields, self.widths, block)
+            pairs = zip(self.children, self.scratch, strict=True)
+            join_fields([child.take(scratch[: block.size]) for child, scratch in pairs], self.widths, block)

@@ -112,15 +112,14 @@ class _PartitionSource(Source):
             self.marked.read(out)
         elif n_marked == 0:
             self.plain.read(out)
-        else:
+        elif row == 1:
             self.plain.read(self.plain_words[:n_plain])
             self.marked.read(self.marked_words[:n_marked])
-            plain, marked = self.plain_words, self.marked_words
-            if row == 1:
-                join_words(flags, plain, marked, out)
-            else:
-                size = out.itemsize
-                plain, marked = plain.view(np.uint8), marked.view(np.uint8)
-                join_rows(flags, first * size, row * size, plain, marked, out.view(np.uint8))
+            join_words(flags, self.plain_words, self.marked_words, out)
+        else:
+            size = out.itemsize
+            plain = self.plain.take(self.plain_words[:n_plain]).view(np.uint8)
+            marked = self.marked.take(self.marked_words[:n_marked]).view(np.uint8)
+            join_rows(flags, first * size, row * size, plain, marked, out.view(np.uint8))
         self.first = (row - after) % row
         self.flags[0] = flags[-1]
