@@ -47,9 +47,13 @@ def split_three(words: Any, at: Any, width_bits: Any, a: Any, b: Any, c: Any) ->
 
 @kernel("out")
 def join_field(field: Any, shift: int, out: Any) -> None:
-    """Or ``field << shift`` into `out`."""
-    for i in range(out.size):
-        out[i] |= up(out.dtype.type(field[i]), shift)
+    """Or ``field << shift`` into `out`; the field at shift 0 replaces what `out` held."""
+    if shift == 0:
+        for i in range(out.size):
+            out[i] = field[i]
+    else:
+        for i in range(out.size):
+            out[i] |= up(out.dtype.type(field[i]), shift)
 
 
 @kernel("out")
