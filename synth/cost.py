@@ -26,22 +26,22 @@ from operators.literals.rans import RUN_WORDS, lanes_of
 from operators.words import Words
 from synth.features import NARROW_BITS, SCRATCH, Features, Summary
 from synth.logs import BOTH_LOGS
+from synth.sample import gathered, spread
 
 Q8 = 256
 """Costs are integers in units of ``1 / Q8`` bit."""
 BYTE_Q8 = 8 * Q8
-PIECES = 64
-PROBE_BYTES = 1 << 10
-"""Bytes of each piece, on which LZ has to save one part in `PROBE_GAIN` to be looked at further."""
+PROBE_PIECES, PROBE_BYTES = 64, 1 << 10
+"""Pieces, and bytes of each, on which LZ has to save one part in `PROBE_GAIN` to be looked at further."""
 PROBE_GAIN = 64
 MATCHED = 256
 """Part that matches alone have to save of words which have any."""
 BYTES_JUDGED = 16 << 10
 """Bytes of which a code is judged where there are no matches."""
 FRAME_BYTES = 10
-"""What each piece takes for the frame around it, and the whole stream but once."""
-LZ_SAMPLE_BYTES = 8 << 10
-"""Bytes of each piece on which LZ is then judged."""
+"""What the frame around a sample takes, and around the whole stream."""
+FAIR_PIECES, FAIR_BYTES = 32, 4 << 10
+"""Those on which LZ is then judged."""
 WHOLE_PROBE_BYTES = 512 << 10
 """Streams up to this size are probed whole: rows that mirror one another lie far apart."""
 GUARD = 6
@@ -195,7 +195,7 @@ class LzProbe:
     """Estimates LZ literals; one per search, as it remembers what it has compressed."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[Words, int]] = {}
+        self._known: dict[tuple[int, int], tuple[Words, tuple[int, int]]] = {}
 
     def payload_q8(self, words: Words, stream: Stream, literal_q8: int) -> int | None:
         """Return the payload of `stream`, or None where a first part says that it is not worth it.
@@ -208,31 +208,37 @@ class LzProbe:
         literal_q8 : int
             What the stream costs without matches.
         """
-        whole = _is_whole(words, stream)
-        probe = self._judge(_COMPRESSORS.fast, words, [words] if whole else _pieces(words, PROBE_BYTES), stream)
+        probe = self._judge(_COMPRESSORS.fast, words, stream, PROBE_PIECES, PROBE_BYTES)
         if probe >= literal_q8 - literal_q8 // PROBE_GAIN:
             return None
-        return self._judge(_COMPRESSORS.fair, words, [words] if whole else _pieces(words, LZ_SAMPLE_BYTES), stream)
+        return self._judge(_COMPRESSORS.fair, words, stream, FAIR_PIECES, FAIR_BYTES)
 
-    def has_matches(self, words: Words, stream: Stream) -> bool:
+    def has_matches(self, words: Words) -> bool:
         """Return whether words repeat others, as far as the fastest search tells: a tenth of the time of a probe."""
-        parts = [words] if _is_whole(words, stream) else [np.concatenate(_pieces(words, PROBE_BYTES))]
-        return self._bytes(_COMPRESSORS.matcher, words, parts) < parts[0].nbytes - parts[0].nbytes // MATCHED
+        n_bytes = self._compressed(_COMPRESSORS.matcher, words, 1, words.nbytes)[0]
+        return n_bytes < words.nbytes - words.nbytes // MATCHED
 
-    def _judge(self, compressor: zstandard.ZstdCompressor, words: Words, pieces: list[Words], stream: Stream) -> int:
-        """Return what `stream` would take by the mean of `pieces`."""
-        n_bytes = self._bytes(compressor, words, pieces) - FRAME_BYTES * len(pieces)
-        return BYTE_Q8 * n_bytes * stream.n_words // (len(pieces) * pieces[0].size)
+    def _judge(
+        self, compressor: zstandard.ZstdCompressor, words: Words, stream: Stream, n_pieces: int, piece_bytes: int
+    ) -> int:
+        """Return what `stream` would take by pieces of it, compressed together: repeats may lie far apart."""
+        pieces = (1, words.nbytes) if is_whole(words, stream) else (n_pieces, piece_bytes)
+        n_bytes, n_words = self._compressed(compressor, words, *pieces)
+        return BYTE_Q8 * (n_bytes - FRAME_BYTES) * stream.n_words // n_words
 
-    def _bytes(self, compressor: zstandard.ZstdCompressor, words: Words, pieces: list[Words]) -> int:
-        """Return the bytes of all frames, for `words` worked out once: the finish looks at them again."""
+    def _compressed(
+        self, compressor: zstandard.ZstdCompressor, words: Words, n_pieces: int, piece_bytes: int
+    ) -> tuple[int, int]:
+        """Return the bytes that pieces of `words` take, and their words; once, as a finish looks at them again."""
         key = id(words), id(compressor)
         if key not in self._known:
-            self._known[key] = words, sum([len(compressor.compress(piece.data)) for piece in pieces])
+            picked = _pieces(words, n_pieces, piece_bytes)
+            self._known[key] = words, (len(compressor.compress(picked.data)), picked.size)
         return self._known[key][1]
 
 
-def _is_whole(words: Words, stream: Stream) -> bool:
+def is_whole(words: Words, stream: Stream) -> bool:
+    """Return whether `words` are all of a stream that is so small that it is probed whole."""
     return words.size == stream.n_words and words.nbytes <= WHOLE_PROBE_BYTES
 
 
@@ -242,16 +248,13 @@ def bytes_q8(words: Words, stream: Stream) -> int:
     return judge(spread.view(np.uint8), 0, Stream(8, stream.n_bytes), closed=True).literal.payload_q8
 
 
-def _pieces(words: Words, n_bytes: int) -> list[Words]:
-    """Return `PIECES` equal parts of `words`, spread over all of them, or all in one.
+def _pieces(words: Words, n_pieces: int, piece_bytes: int) -> Words:
+    """Return equal pieces of `words`, spread over all of them, one after the other; or all.
 
     Many and far apart: the first rows of a table are often like no others.
     """
-    size = n_bytes // words.itemsize
-    if words.size <= PIECES * size:
-        return [words]
-    step = (words.size - size) // (PIECES - 1)
-    return [words[start : start + size] for start in range(0, PIECES * step, step)]
+    run = piece_bytes // words.itemsize
+    return words if words.size <= n_pieces * run else gathered(words, spread(n_pieces, words.size - run), run)
 
 
 def _varint_bytes(value: int) -> int:

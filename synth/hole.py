@@ -26,6 +26,7 @@ from synth.cost import (
     bytes_q8,
     counts_of,
     exact_literal,
+    is_whole,
     judge,
 )
 from synth.features import NARROW_BITS
@@ -98,7 +99,7 @@ class Setting:
     """Of conditioned leaves, as in `SearchOptions`."""
     probe: LzProbe = field(default_factory=LzProbe)
     known: Known = field(default_factory=Known)
-    conditioned: dict[tuple[int, int, int, int], tuple[object, list[int]]] = field(default_factory=dict)
+    conditioned: dict[tuple[int, ...], tuple[object, list[int]]] = field(default_factory=dict)
     """Costs of conditioned leaves, by the id of a hole, which the value keeps alive, and the condition."""
     parted: dict[tuple[int, ...], tuple[Words, Words]] = field(default_factory=dict)
     """What was found to part rows, by the id of the words, which the value keeps alive."""
@@ -290,7 +291,8 @@ class Hole:
             return literal
         whole = self.whole()
         words, probe = self.sample.words if whole is None else whole, self.setting.probe
-        if self.is_float and self.stream.width_bits >= MIXED_BITS and not probe.has_matches(words, self.stream):
+        looked_at = words if is_whole(words, self.stream) else self.sample.words
+        if self.is_float and self.stream.width_bits >= MIXED_BITS and not probe.has_matches(looked_at):
             # Fields of a float will have better codes than its bytes together: an estimate is good enough.
             return literal.or_lz(bytes_q8(self.sample.words, self.stream), self.stream)
         lz_q8 = probe.payload_q8(words, self.stream, literal.bits_q8)
