@@ -21,7 +21,7 @@ from synth.cost import node_q8
 from synth.hole import Hole
 from synth.logs import LOGS, SMOOTH_LOGS, log_q20
 from synth.sample import Sample, gathered, spread, take_sample
-from synth.steps import DEEP_REGION_WORDS, Expansion, Step
+from synth.steps import Expansion, Step
 
 MIN_ROW_WORDS = 8
 """Rows of fewer words are not told apart: their mask would cost too much."""
@@ -42,6 +42,8 @@ JOIN_BITS = 64
 """Neighbouring places join where they would save less apart: counts of few words are noise."""
 MOST_COUNTED = 1 << 16
 """Words by which neighbouring places are compared."""
+PART_WORDS = 1 << 18
+"""Words about as many of which are copied of the rows of a kind: leaves in the context of rows are judged by them."""
 CLASSES = 16
 """Classes of bytes by which a period is found."""
 
@@ -210,7 +212,7 @@ def _rows(hole: Hole, words: Words, op: Partition, *, is_marked: bool) -> Hole:
     setting, columns = hole.setting, hole.columns
     kept = np.flatnonzero((_zeros_of(hole, words) >= op.low_bits) == is_marked)
     sample = take_sample(words, hole.stream.width_bits, columns, setting.sample_words, setting.exact_words, kept=kept)
-    step = -(-sample.stream.n_words // DEEP_REGION_WORDS)
+    step = -(-sample.stream.n_words // PART_WORDS)
 
     def some() -> Words:
         key = (op.low_bits, int(is_marked), step)

@@ -22,6 +22,8 @@ BAND = 1024
 """Finalists within one part in so many of the best are weighed by exact bytes."""
 MAX_EXACT = 2
 """Finalists whose exact bytes are worked out: planning tables takes longer than the search of a small tensor."""
+CLEAR = 200
+"""A finalist that is smaller than all others by one part in so many needs no larger sample: none errs by as much."""
 MISSED_PERCENT, MISSED_BYTES = 103, 64
 """A program that takes more than this part of what it was expected to, and so many bytes, was misjudged."""
 BYTES_PER_EXPANSION = 256
@@ -123,11 +125,11 @@ def finish(
 ) -> Synthesis:
     """Weigh the last programs that a search has found, and the literal; return the smallest.
 
-    Small tensors are weighed whole, large ones on a larger sample than was searched.
+    Small tensors are weighed whole, large ones on a larger sample than was searched where it may decide.
     """
     options = search.options
     root = search.root
-    if not root.exact:
+    if not (root.exact or _is_clear(search)):
         root = Setting(
             setting.dtype,
             options.finish_words,
@@ -159,6 +161,12 @@ def finish(
     if release:
         search.release()
     return synthesis
+
+
+def _is_clear(search: Search) -> bool:
+    """Whether the best program beats all others by more than samples differ."""
+    costs = [improvement.cost_q8 for improvement in search.improvements[-2:]]
+    return costs[0] - costs[-1] > costs[-1] // CLEAR
 
 
 def _ranked(root: Hole, templates: list[Template | None], *, exact: bool) -> list[Weighed]:
