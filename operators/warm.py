@@ -15,7 +15,7 @@ from operators.words import Words
 
 N_WORDS = 256
 PROGRAMS = {
-    8: ("merge[4,4](lit, lit)", "merge[1,7](lit, lit)", "deal[1,1](lit, lit)", "deal[2,32](lit, lit)"),
+    8: ("merge[4,4](lit, lit)", "merge[1,7](lit, lit)", "deal[1,1](lit, lit)", "deal[2,32](lit, lit)", "zigzag(lit)"),
     16: ("merge[5,10,1](lit, lit, lit)", "merge[8,8](lit, lit)", "merge[6,10](lit, lit)"),
     32: (
         "merge[21,10,1](lit, lit, lit)",
@@ -42,7 +42,7 @@ def warm() -> None:
             _run(program, words)
     for width_bits, fraction_bits, low_bits in ((8, 2, 1), (16, 2, 5)):
         for name in CONDITIONED_BY_NAME:
-            for signed in (1, 2):
+            for signed in (0, 1, 2):
                 # Exponents around the middle: words that such an encoding makes smaller.
                 words = (np.arange(4096) % 7 + 8 << low_bits).astype(f"u{width_bits // 8}")
                 _run(Node(Literal(name, (16, low_bits, fraction_bits, signed, 2, 2))), words)

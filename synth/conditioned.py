@@ -6,6 +6,7 @@ from the planner of the encoding itself (`operators.literals.tiled`), run on a s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from operators.kernels.tile_heads import scale_bits
 from operators.literals.scaled import Scaled
 from operators.literals.scaled_huffman import ScaledHuffman
 from operators.literals.tiled import Tiled, view_columns
-from operators.program import Literal
+from operators.program import LIT, Literal, Node
 from operators.words import Dtype, Words
 from synth.cost import BYTE_Q8, Q8, literal_q8, node_q8
 from synth.hole import Hole
@@ -47,7 +48,7 @@ class Condition(Step):
     scales : int
         0 none, 1 of rows, 2 of rows and columns.
     signed : int
-        2 where the sign relative to its column's is coded, 1 otherwise.
+        2 where the sign relative to its column's is coded, 1 otherwise, 0 for integers, which have none.
     fraction_bits : int
         Bits of the mantissa that are coded with the exponent.
     layout : Dtype
@@ -79,11 +80,11 @@ class Condition(Step):
         low_bits = self.layout.mantissa_bits - self.fraction_bits
         return self.kind(view, low_bits, self.fraction_bits, self.signed, self.scales, self.tables or 0)
 
-    def leaf(self, stream: Stream, columns: int) -> Literal:
-        """Return the literal of a leaf, one that the emitter is to choose where the words are too few."""
+    def node(self, stream: Stream, columns: int) -> Node:
+        """Return the node of a leaf, a literal that the emitter is to choose where the words are too few."""
         if stream.n_words < MIN_WORDS:
-            return Literal()
-        return Literal(self.kind.name, self.encoding(stream, columns).params)
+            return LIT
+        return Node(Literal(self.kind.name, self.encoding(stream, columns).params))
 
     def expand(self, hole: Hole) -> Expansion | None:
         costs = self.costs(hole)
@@ -95,14 +96,21 @@ class Condition(Step):
         n_bytes = encoding.write(words, np.empty(words.nbytes, np.uint8))
         return None if n_bytes < 0 else _node_q8(encoding) + literal_q8(n_bytes * BYTE_Q8)
 
+    def words(self, hole: Hole) -> tuple[Words, int] | None:
+        """Return words whose upper bits are those that are coded, and the bits below, or None where none are at hand.
+
+        They are all, or a sample without rows where rows do not matter.
+        """
+        return _words_of(hole, flat=not self.scales)
+
     def costs(self, hole: Hole) -> list[int] | None:
         """Return what a leaf would cost with 1, 2, 4 and 8 tables an octave, or None where it cannot be judged."""
-        found = _words_of(hole, flat=not self.scales)
+        found = self.words(hole)
         if found is None:
             return None
         words, below = found
         stream = hole.stream
-        key = (id(hole), self.scales, self.signed, self.fraction_bits)
+        key = (id(hole), self.scales, self.signed, self.fraction_bits, self.layout.mantissa_bits)
         memo = hole.setting.conditioned
         if key in memo:
             return memo[key][1]
@@ -140,11 +148,21 @@ class Condition(Step):
 
 def swept(hole: Hole, signed: int, fraction_bits: int) -> Condition | None:
     """Return the condition that costs least: by rows and columns, rows, or nothing, and with how many tables."""
+    kind = KINDS[hole.setting.coder]
+    return cheapest(
+        hole,
+        [
+            Condition(scales, signed, fraction_bits, hole.layout, kind)
+            for scales in ((2, 1, 0) if hole.columns > 1 else (0,))
+            if scales or signed < 2
+        ],
+    )
+
+
+def cheapest(hole: Hole, steps: Iterable[Condition]) -> Condition | None:
+    """Return the step that costs least, of equals the first, with as many tables as are worth it."""
     best: tuple[int, Condition] | None = None
-    for scales in (2, 1, 0) if hole.columns > 1 else (0,):
-        if signed == 2 and not scales:
-            continue
-        step = Condition(scales, signed, fraction_bits, hole.layout, KINDS[hole.setting.coder])
+    for step in steps:
         costs = step.costs(hole)
         if costs is not None and (best is None or min(costs) < best[0]):
             best = min(costs), replace(step, tables=costs.index(min(costs)))

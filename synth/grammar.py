@@ -26,6 +26,7 @@ from operators.ops.zigzag import Zigzag
 from synth.conditioned import is_conditioned, swept
 from synth.features import FLAT, MAX_CUT_WORDS, cut_entropies
 from synth.hole import Hole
+from synth.integers import is_centred, is_integer, swept_integers
 from synth.parts import Rows, Turns, Zeros
 from synth.sample import Sample
 from synth.steps import MAX_DICTIONARY, Constant, Delta, Ends, Lookup, Map, Narrow, Offset, Period, Split, Step
@@ -244,11 +245,10 @@ def _has_zeros(hole: Hole) -> bool:
 
 
 def _is_dealt(hole: Hole) -> bool:
-    """Whether words are no floats, or parts of numbers, and so may differ by where they stand."""
+    """Whether words are no numbers of a matrix, or parts of numbers, and so may differ by where they stand."""
     dtype = hole.setting.dtype
-    return (
-        hole.tag == "root" and hole.features[0] < FLAT and not (hole.is_float and dtype.element_bits == dtype.word_bits)
-    )
+    is_number = (hole.is_float or is_integer(hole)) and dtype.element_bits == dtype.word_bits
+    return hole.tag == "root" and hole.features[0] < FLAT and not is_number
 
 
 def _deal(hole: Hole) -> Step | None:
@@ -409,6 +409,7 @@ PRODUCTIONS: tuple[Production, ...] = (
     _condition("scaled", 1, 2),
     _condition("scaled.signs", 2, 2),
     _condition("scaled.wide", 1, 0),
+    Production("scaled.integers", "scaled", is_integer, swept_integers, is_centred, certain=True),
     *(
         Production(f"cut.{name}", "cut", _has_cuts(rank), _cut(rank))
         for rank, name in enumerate(("best", "second", "third"))

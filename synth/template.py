@@ -184,7 +184,7 @@ def fit(
         return Node(Literal(template.name))
     step = template.step
     if isinstance(step, Condition):
-        return Node(step.leaf(stream, columns))
+        return step.node(stream, columns)
     op = detected[step] if detected and step in detected else step.operator(words, stream, columns)
     if op is None:
         rest = None if step.without is None else template.children[step.without]

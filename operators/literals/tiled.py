@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from operators.base import Conditioned, Stream, WholeSource
 from operators.errors import FormatError
+from operators.kernels import magnitudes, tile_heads
 from operators.kernels import scales as kernels
-from operators.kernels import tile_heads
 from operators.kernels.bits import pack, packed_bytes, unpack
 from operators.kernels.scales import ESCAPE, LEVELS, STEPS, SYMBOLS
 from operators.literals.frames import check_frame
@@ -390,7 +390,14 @@ class Tiled(Conditioned):
         below : int
             Bits of `words` below the words of the literal, where these are their upper bits.
         step : int
+
+        Notes
+        -----
+        Words without a sign are magnitudes: small where they are near zero, as zigzag codes are. The window is then
+        the same for all, and a scale says but which table (`operators.kernels.magnitudes`).
         """
+        if not self.signed:
+            return self._magnitudes_of(words, below, step)
         width = 8 * words.itemsize
         n_rows = TILE_ROWS * (words.size // self.columns // TILE_ROWS)
         shift = below + self.low_bits + self.fraction_bits
@@ -414,6 +421,25 @@ class Tiled(Conditioned):
             if self.signed == 2:
                 kernels.column_signs(words, self.columns, n_rows, column_step, column_sums, levels, flips)
         return Scales(row_scales, column_scales, levels, flips, STEPS * mean + STEPS // 2)
+
+    def _magnitudes_of(self, words: Words, below: int, step: int) -> Scales:
+        width = 8 * words.itemsize - below
+        n_rows = TILE_ROWS * (words.size // self.columns // TILE_ROWS)
+        top = min(ESCAPE - 1, (1 << self.field_bits(width)) - 1) >> self.fraction_bits
+        middle = STEPS * top + STEPS // 2
+        rows = np.zeros(-(-n_rows // step), np.int32)
+        columns, zeros = np.zeros(self.columns, np.int32), np.zeros(self.columns, np.uint8)
+        if n_rows and self.scales:
+            sums = BUFFERS.take("columns", self.columns, np.uint32)
+            magnitudes.magnitude_scales(
+                words[: n_rows * self.columns], below, (1 << width) - 1, step, max(1, n_rows // SAMPLED_ROWS),
+                ROW_CHUNKS, sums, rows, columns if self.scales == 2 else NO_SCALES,
+            )  # fmt: skip
+            rows -= np.int32(2 * int(rows.sum()) // rows.size + 1 >> 1)
+            # Six classes of rows and three of columns: their sums are the eight steps of one octave.
+            np.clip(rows, -3, 2, out=rows)
+            np.clip(columns, -1, 1, out=columns)
+        return Scales(rows + np.int32(middle), columns, zeros, zeros, middle)
 
     def counts_of(
         self, words: Words, scales: Scales, rows: Array32, row_scales: Array32, n_words: int, below: int = 0

@@ -58,7 +58,8 @@ class WordMap(Operator):
         return (target,)
 
     def source(self, children: Sequence[Source], stream: Stream) -> Source:
-        return _MapSource(self, children[0], stream.width_bits)
+        kind = _WholeMapSource if children[0].whole else _MapSource
+        return kind(self, children[0], stream.width_bits)
 
 
 class _MapSource(Source):
@@ -70,3 +71,7 @@ class _MapSource(Source):
     def read(self, out: Words) -> None:
         self.child.read(out)
         self.op.forward(out, self.width_bits)
+
+
+class _WholeMapSource(_MapSource):
+    whole = True

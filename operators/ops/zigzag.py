@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
+from operators.kernels.folding import fold, unfold
 from operators.ops.support import WordMap
-from operators.words import Words, mask_of
+from operators.words import Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +25,7 @@ class Zigzag(WordMap):
     name = "zigzag"
 
     def forward(self, words: Words, width_bits: int) -> None:
-        one = words.dtype.type(1)
-        sign = np.negative(words & one)
-        words >>= one
-        words ^= sign
-        words &= words.dtype.type(mask_of(width_bits))
+        unfold(words, width_bits)
 
     def backward(self, words: Words, width_bits: int) -> None:
-        sign = np.negative(words >> words.dtype.type(width_bits - 1))
-        words <<= words.dtype.type(1)
-        words ^= sign
-        words &= words.dtype.type(mask_of(width_bits))
+        fold(words, width_bits)
