@@ -118,6 +118,14 @@ class Parametric(ABC):
         return cls(*params)
 
 
+class Target(ABC):
+    """Words that a child must produce, made as they are read: what goes through in blocks need never lie in memory."""
+
+    @abstractmethod
+    def source(self) -> Source:
+        """Return a source of the words, from the first one on."""
+
+
 class Operator(Parametric):
     """One production of the language."""
 
@@ -150,6 +158,10 @@ class Operator(Parametric):
         words : Words, shape (stream.n_words,); a block of it where the operator is pointwise
             Read only. The targets may share its memory.
         """
+
+    def late_targets(self, words: Words, stream: Stream) -> tuple[Words | Target, ...] | None:
+        """Return as `targets` does what the children must produce, some of it not made yet."""
+        return self.targets(words, stream)
 
     @abstractmethod
     def source(self, children: Sequence[Source], stream: Stream) -> Source:

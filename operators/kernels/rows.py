@@ -60,24 +60,21 @@ def trailing_zeros(words: Any, row_words: int, width_bits: int, zeros: Any) -> N
         zeros[row] = count
 
 
-@kernel("plain", "marked")
-def part_words(words: Any, flags: Any, plain: Any, marked: Any) -> None:
-    """Write the words without a flag to `plain`, those with one to `marked`; both have room for one word more."""
-    j = np.int64(0)
+@kernel("out")
+def part_words(words: Any, flags: Any, flag: int, first: int, out: Any) -> int:
+    """Fill `out` with the words whose flag is `flag`, from word `first` on; return the word to go on with."""
     k = np.int64(0)
-    for i in range(flags.size):
-        # Written to both and kept in one: a branch would be guessed wrong.
-        word = words[i]
-        plain[j] = word
-        marked[k] = word
-        flag = np.int64(flags[i])
-        k += flag
-        j += 1 - flag
+    while k < out.size:
+        # Written in any case, and kept where it counts: a branch would be guessed wrong.
+        out[k] = words[first]
+        k += np.int64(flags[first] == flag)
+        first += 1
+    return first
 
 
 @kernel("out")
 def join_words(flags: Any, plain: Any, marked: Any, out: Any) -> None:
-    """Inverse of `part_words`; `plain` and `marked` have one word more than are taken from them."""
+    """Join the words without a flag and those with one; `plain` and `marked` have one word more than are taken."""
     j = np.int64(0)
     k = np.int64(0)
     for i in range(out.size):
@@ -87,23 +84,27 @@ def join_words(flags: Any, plain: Any, marked: Any, out: Any) -> None:
         j += 1 - flag
 
 
-@kernel("plain", "marked")
-def part_rows(data: Any, flags: Any, row_bytes: int, plain: Any, marked: Any) -> None:
-    """Write the rows without a flag to `plain`, those with one to `marked`; all arrays are bytes."""
-    j = 0
+@kernel("out")
+def part_rows(data: Any, flags: Any, flag: int, row_bytes: int, first: int, out: Any) -> int:
+    """As `part_words` for rows, from byte `first` on, which may lie within one; all arrays are bytes."""
+    row, start = first // row_bytes, first % row_bytes
     k = 0
-    for row in range(flags.size):
-        if flags[row]:
-            copy_bytes(marked, k, data, row * row_bytes, row_bytes)
-            k += row_bytes
-        else:
-            copy_bytes(plain, j, data, row * row_bytes, row_bytes)
-            j += row_bytes
+    while k < out.size:
+        if flags[row] == flag:
+            n = min(row_bytes - start, out.size - k)
+            copy_bytes(out, k, data, row * row_bytes + start, n)
+            k += n
+            start += n
+            if start < row_bytes:
+                break
+        start = 0
+        row += 1
+    return row * row_bytes + start
 
 
 @kernel("out")
 def join_rows(flags: Any, first: int, row_bytes: int, plain: Any, marked: Any, out: Any) -> None:
-    """Inverse of `part_rows` for a stretch that begins `first` bytes into the row of ``flags[0]``."""
+    """As `join_words` for rows and a stretch that begins `first` bytes into the row of ``flags[0]``."""
     j = 0
     k = 0
     at = 0

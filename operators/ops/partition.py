@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from operators.base import BLOCK_WORDS, Operator, Source, Stream
+from operators.base import BLOCK_WORDS, Operator, Source, Stream, Target
 from operators.errors import FormatError
 from operators.kernels.rows import flag_rows, join_rows, join_words, part_rows, part_words
 from operators.words import Words, container
@@ -54,17 +54,20 @@ class Partition(Operator):
         return Stream(1, n_rows), Stream(width, (n_rows - n_marked) * row), Stream(width, n_marked * row)
 
     def targets(self, words: Words, stream: Stream) -> tuple[Words, ...] | None:
+        targets = self.late_targets(words, stream)
+        if targets is None:
+            return None
+        flags, *rows = targets
+        made = [child.empty() for child in self.children(stream)[1:]]
+        for target, out in zip(rows, made, strict=True):
+            target.source().read(out)
+        return flags, *made
+
+    def late_targets(self, words: Words, stream: Stream) -> tuple[Words, _Rows, _Rows] | None:
         flags, n_marked = marks(words, self.row_words, self.low_bits)
         if n_marked != self.n_marked:
             return None
-        n_words = n_marked * self.row_words
-        plain, marked = np.empty(words.size - n_words + 1, words.dtype), np.empty(n_words + 1, words.dtype)
-        if self.row_words == 1:
-            part_words(words, flags, plain, marked)
-        else:
-            row_bytes = self.row_words * words.itemsize
-            part_rows(words.view(np.uint8), flags, row_bytes, plain.view(np.uint8), marked.view(np.uint8))
-        return flags, plain[:-1], marked[:-1]
+        return flags, _Rows(words, flags, 0, self.row_words), _Rows(words, flags, 1, self.row_words)
 
     def source(self, children: Sequence[Source], stream: Stream) -> Source:
         return _PartitionSource(children, self.row_words, self.children(stream))
@@ -74,6 +77,35 @@ def marks(words: Words, row_words: int, low_bits: int) -> tuple[Words, int]:
     """Return the mask of the rows whose words all end in `low_bits` zeros, as bytes, and how many they are."""
     flags = np.empty(words.size // row_words, np.uint8)
     return flags, int(flag_rows(words, row_words, low_bits, flags))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows(Target):
+    """The rows of `words` whose flag is `flag`."""
+
+    words: Words
+    flags: Words
+    flag: int
+    row_words: int
+
+    def source(self) -> Source:
+        return _RowsSource(self)
+
+
+class _RowsSource(Source):
+    def __init__(self, rows: _Rows) -> None:
+        self.rows = rows
+        self.first = 0
+        """The word, or byte, that has not been looked at yet."""
+
+    def read(self, out: Words) -> None:
+        rows = self.rows
+        if rows.row_words == 1:
+            self.first = part_words(rows.words, rows.flags, rows.flag, self.first, out)
+        else:
+            row_bytes = rows.row_words * out.itemsize
+            data = rows.words.view(np.uint8)
+            self.first = part_rows(data, rows.flags, rows.flag, row_bytes, self.first, out.view(np.uint8))
 
 
 class _PartitionSource(Source):
