@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from operators.base import Operator, Stream
-from operators.kernels.scales import LEVELS, STEPS, SYMBOLS, sign_spread
+from operators.kernels.scales import CHUNK, LEVELS, STEPS, SYMBOLS, sign_spread
 from operators.kernels.tile_costs import table_costs
 from operators.kernels.tile_heads import scale_bits
 from operators.literals.scaled import Scaled
 from operators.literals.scaled_huffman import ScaledHuffman
-from operators.literals.tiled import Tiled, view_columns
+from operators.literals.tiled import TILE_ROWS, Scales, Tiled, view_columns
 from operators.program import LIT, Literal, Node
 from operators.words import Dtype, Words
 from synth.cost import BYTE_Q8, Q8, literal_q8, node_q8
@@ -29,9 +29,7 @@ KINDS: dict[str, type[Tiled]] = {"rans": Scaled, "huffman": ScaledHuffman}
 """The encoding of each coder."""
 MIN_WORDS = 1 << 11
 """Fewest words that are conditioned: tables and states take a few hundred bytes."""
-MAX_ROWS = 512
-"""Rows whose scales are looked at."""
-LEAN_ROWS = 256
+LEAN_ROWS = 128
 """Rows whose signs are looked at."""
 LEAN_GAIN_Q20 = (1 << 20) // 64
 """Bits of a word, in 2**-20, that the lowest bit of the mantissa gains where it is coded and signs are not."""
@@ -110,16 +108,15 @@ class Condition(Step):
             return None
         words, below = found
         stream = hole.stream
-        key = (id(hole), self.scales, self.signed, self.fraction_bits, self.layout.mantissa_bits)
-        memo = hole.setting.conditioned
+        encoding = self.encoding(Stream(stream.width_bits, words.size), hole.columns)
+        memo, key = hole.setting.conditioned, (id(words), below, stream.n_words, *encoding.params)
         if key in memo:
             return memo[key][1]
-        encoding = self.encoding(Stream(stream.width_bits, words.size), hole.columns)
-        n_rows = words.size // encoding.columns
-        step = max(1, n_rows // MAX_ROWS)
-        scales = encoding.scales_of(words, below, step)
-        rows = np.arange(0, n_rows // 64 * 64, step, dtype=np.int32)[: scales.rows.size]
         n_sampled = hole.setting.sample_words
+        n_rows = words.size // encoding.columns // TILE_ROWS * TILE_ROWS
+        step = max(1, n_rows * CHUNK // n_sampled)
+        scales = _scales_of(encoding, hole, words, below, step)
+        rows = np.arange(0, n_rows, step, dtype=np.int32)
         counts = encoding.counts_of(words, scales, rows, scales.rows, n_sampled, below)
         counts = counts if self.signed == 2 else counts[:STEPS]
         counted = int(counts.sum())
@@ -137,13 +134,33 @@ class Condition(Step):
             fixed += int(scale_bits(scales.columns))
         if self.signed == 2:
             fixed += 4 * encoding.columns
+        node = _node_q8(encoding)
         result = []
-        for tables, (bits, head) in enumerate(costs):
+        for tables, (bits, head) in enumerate(costs.tolist()):
             extra_bits = 8 * encoding.extra_bytes(stream, (LEVELS if self.signed == 2 else 1) << tables)
-            payload_q8 = (int(bits) * stream.n_words // counted >> 12) + (fixed + int(head) + extra_bits) * Q8
-            result.append(_node_q8(encoding) + literal_q8(payload_q8))
-        memo[key] = (hole, result)
+            payload_q8 = (bits * stream.n_words // counted >> 12) + (fixed + head + extra_bits) * Q8
+            result.append(node + literal_q8(payload_q8))
+        memo[key] = (words, result)
         return result
+
+
+def _scales_of(encoding: Tiled, hole: Hole, words: Words, below: int, step: int) -> Scales:
+    """Return the scales of a leaf. Those of rows and columns, and signs, are measured once for all conditions."""
+    measured = hole.setting.measured
+
+    def measure(part: Tiled) -> Scales:
+        key = (id(words), below, *part.params)
+        if key not in measured:
+            measured[key] = words, part.scales_of(words, below, step)
+        return measured[key][1]
+
+    scales = measure(replace(encoding, signed=min(encoding.signed, 1), scales=2 if encoding.scales else 0))
+    if encoding.scales == 1:
+        scales = replace(scales, columns=np.zeros_like(scales.columns))
+    if encoding.signed == 2:
+        signs = measure(replace(encoding, scales=0))
+        scales = replace(scales, levels=signs.levels, flips=signs.flips)
+    return scales
 
 
 def swept(hole: Hole, signed: int, fraction_bits: int) -> Condition | None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from operators.base import Operator, Stream
 from operators.kernels.fields import split_field
+from operators.literals.tiled import Scales
 from operators.words import Dtype, Words, container
 from synth.cost import (
     BYTE_Q8,
@@ -100,7 +101,9 @@ class Setting:
     probe: LzProbe = field(default_factory=LzProbe)
     known: Known = field(default_factory=Known)
     conditioned: dict[tuple[int, ...], tuple[object, list[int]]] = field(default_factory=dict)
-    """Costs of conditioned leaves, by the id of a hole, which the value keeps alive, and the condition."""
+    """Costs of conditioned leaves, by the id of words, which the value keeps alive, and the condition."""
+    measured: dict[tuple[int, ...], tuple[Words, Scales]] = field(default_factory=dict)
+    """Scales and signs of rows and columns, likewise."""
     parted: dict[tuple[int, ...], tuple[Words, Words]] = field(default_factory=dict)
     """What was found to part rows, by the id of the words, which the value keeps alive."""
 
