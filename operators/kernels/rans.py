@@ -85,18 +85,24 @@ def normalise(counts: NDArray[np.int64], bits: int, frequencies: NDArray[np.int6
         left -= step if left > 0 else -step
 
 
+@inlined
+def log2_of(value: Any) -> Any:
+    """Return ``floor(log2(value) * 2**16)`` of an integer from 1 on; of one from 2**32 on by its first 32 bits."""
+    log = bit_length(value) - 1
+    mantissa = np.uint64(value) << np.uint64(31 - log) if log < 32 else np.uint64(value) >> np.uint64(log - 31)
+    for _ in range(16):
+        square = (mantissa * mantissa) >> np.uint64(31)
+        carry = square >> np.uint64(32)
+        log = 2 * log + np.int64(carry)
+        mantissa = square >> carry
+    return log
+
+
 @kernel("logs")
 def log2_q16(values: NDArray[np.int64], logs: NDArray[np.int64]) -> None:
     """Set ``floor(log2(value) * 2**16)`` of integers from 1 to 2**31, by squaring: the same on every machine."""
     for i in range(values.size):
-        log = bit_length(values[i]) - 1
-        mantissa = np.uint64(values[i]) << np.uint64(31 - log)
-        for _ in range(16):
-            square = (mantissa * mantissa) >> np.uint64(31)
-            carry = square >> np.uint64(32)
-            log = 2 * log + np.int64(carry)
-            mantissa = square >> carry
-        logs[i] = log
+        logs[i] = log2_of(values[i])
 
 
 @kernel("frequencies", "levels")
