@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from operators.base import BLOCK_WORDS, Parametric, Stream
 from operators.kernels.judging import LIVE_AT, PLACES_AT, judge_narrow, judge_wide
+from operators.literals.lz import compressor_of
 from operators.literals.profile import LARGE_WORDS, RANS_GAIN, Profiler, choose, faster_bound
 from operators.literals.rans import RUN_WORDS, lanes_of
 from operators.words import Words
@@ -185,7 +186,6 @@ class _Compressors(threading.local):
     def __init__(self) -> None:
         self.matcher = zstandard.ZstdCompressor(level=-1)
         self.fast = zstandard.ZstdCompressor(level=1)
-        self.fair = zstandard.ZstdCompressor(level=3)
 
 
 _COMPRESSORS = _Compressors()
@@ -211,7 +211,7 @@ class LzProbe:
         probe = self._judge(_COMPRESSORS.fast, words, stream, PROBE_PIECES, PROBE_BYTES)
         if probe >= literal_q8 - literal_q8 // PROBE_GAIN:
             return None
-        return self._judge(_COMPRESSORS.fair, words, stream, FAIR_PIECES, FAIR_BYTES)
+        return self._judge(compressor_of(stream.n_bytes), words, stream, FAIR_PIECES, FAIR_BYTES)
 
     def has_matches(self, words: Words) -> bool:
         """Return whether words repeat others, as far as the fastest search tells: a tenth of the time of a probe."""

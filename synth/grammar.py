@@ -300,6 +300,15 @@ def _float_split(top_bits: int, low_bits: int) -> Maker:
     return make
 
 
+def _is_matched(hole: Hole) -> bool:
+    """Whether floats repeat others: they may do so in more places but for their sign, as waves do."""
+    return hole.is_float and hole.tag == "root" and hole.literal.encoding == "lz"
+
+
+def _sign(hole: Hole) -> Step:
+    return Split((hole.stream.width_bits - 1, 1), "sign", keeps_matches=True)
+
+
 def _upper_part(label: str, *low_widths: int) -> Production:
     """Return the split of wide floats that leaves their upper 16 bits whole."""
     width_bits = sum(low_widths) + 16
@@ -403,6 +412,7 @@ PRODUCTIONS: tuple[Production, ...] = (
             (0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (2, 8), (0, 16), (2, 16), (3, 16), (2, DEAD),
         )
     ),
+    Production("sign", "sign", _is_matched, _sign),
     _upper_part("upper.8", 8, 8),
     _upper_part("upper.16", 16),
     _upper_part("upper.48", 16, 16, 16),

@@ -287,8 +287,9 @@ class Hole:
         return planned[key][1:]
 
     def _with_lz(self, literal: LiteralCost) -> LiteralCost:
-        """Return the cheapest literal, LZ included where words repeat, and at the root in any case."""
-        if (self.depth or self.region is None) and not self.summary.repeats:
+        """Return the cheapest literal, LZ included where words repeat, and in any case where matches may lie apart."""
+        is_looked_at = self.region is not None and (self.depth == 0 or self.tag.startswith("sign"))
+        if not is_looked_at and not self.summary.repeats:
             return literal
         if self.stream.n_bytes < MIN_LZ_BYTES or literal.bits_q8 <= 8 * BYTE_Q8:
             return literal

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from operators.base import Operator, Stream
 from operators.kernels.costing import first_change, first_period, last_change
+from operators.kernels.fields import split_field
 from operators.ops.add import Add
 from operators.ops.concat import Concat
 from operators.ops.const import Const
@@ -25,7 +26,7 @@ from operators.ops.merge import Merge
 from operators.ops.repeat import Repeat
 from operators.ops.scan import ScanAdd, ScanXor
 from operators.ops.unpack import Unpack
-from operators.words import Dtype, Words
+from operators.words import Dtype, Words, container
 from synth.cost import node_q8
 from synth.features import count_distinct
 from synth.hole import Field, Hole, Region
@@ -97,6 +98,8 @@ class Split(Step):
     label: str
     keeps_float: bool = False
     """Whether the uppermost field has sign, exponent and the top of the mantissa."""
+    keeps_matches: bool = False
+    """Whether the lowest field is looked at whole, as it may repeat what a sample does not show."""
 
     def operator(self, words: Words, stream: Stream, columns: int) -> Operator | None:
         return Merge(self.widths)
@@ -109,10 +112,11 @@ class Split(Step):
             origin = None if hole.origin is None else (hole.origin[0], hole.origin[1] + shift)
             is_float = self.keeps_float and slot == len(self.widths) - 1
             layout = _upper(hole.layout, shift) if is_float else None
+            region = _lowest(hole, width) if self.keeps_matches and not slot else None
             children.append(
                 Hole(
                     hole.setting, field, self._tag(slot), hole.depth + 1,
-                    is_float=is_float, layout=layout, origin=origin,
+                    region=region, is_float=is_float, layout=layout, origin=origin,
                 )
             )  # fmt: skip
             shift += width
@@ -336,6 +340,20 @@ def _deltas(op: Operator, words: Words, stream: Stream) -> Region:
         return targets[1]
 
     return region
+
+
+def _lowest(hole: Hole, width_bits: int) -> Region | None:
+    """Return what cuts the lowest field out of all words, once, or None where they are not at hand."""
+    words = hole.whole()
+
+    @functools.cache
+    def region() -> Words:
+        assert words is not None
+        field = np.empty(words.size, container(width_bits))
+        split_field(words, 0, width_bits, field)
+        return field
+
+    return None if words is None else region
 
 
 def _part(hole: Hole, words: Words, tag: str) -> Hole:

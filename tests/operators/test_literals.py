@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from operators.base import BLOCK_WORDS, Encoding, Plan, Stream
 from operators.errors import ArchiveError, DamageError, FormatError
+from operators.kernels.order0 import order_0_q16
 from operators.literals import lz
 from operators.literals.profile import LZ_GAIN, RANS_GAIN, Profiler, choose
 from operators.registry import ENCODINGS, ENCODINGS_BY_NAME
 from operators.words import Words, container
+from tests.cases import noise
 from tests.operators import oracle
 from tests.strategies import KINDS, Case, cases, make_words
 
@@ -326,7 +328,7 @@ def test_frames_beyond_the_promise_are_refused() -> None:
 
 def test_lz_gives_up_on_what_only_starts_well() -> None:
     words = np.random.default_rng(1).integers(0, 16, 40 * BLOCK_WORDS).astype(np.uint8)
-    for n_good, n_most in ((lz.TRIAL_BYTES, 0), (BLOCK_WORDS, 3)):
+    for n_good, n_most in ((lz.TRIAL_BYTES, 2), (BLOCK_WORDS, 3)):
         words[:n_good] = 0
         trial = lz.LzTrial(Stream(8, words.size))
         n_started = 0
@@ -335,6 +337,41 @@ def test_lz_gives_up_on_what_only_starts_well() -> None:
             n_started += trial._compressor is not None
         assert n_started <= n_most
         assert trial.finish() is None
+
+
+def test_lz_writes_the_same_whatever_it_wrote_before() -> None:
+    """Compressors of a thread are used again, those of literals that come in blocks are not."""
+    rng = np.random.default_rng(2)
+    texts = [rng.integers(0, 1 + seed % 5, 20 << seed % 13).astype(np.uint8).tobytes() * 3 for seed in range(26)]
+    first = [lz.compressor_of(len(text)).compress(text) for text in texts]
+    for index in rng.permutation(len(texts)):
+        text, n_bytes = texts[index], len(texts[index])
+        made = lz.compressor_of(n_bytes).compress(text), lz._new_compressor(n_bytes).compress(text)
+        assert made == (first[index], first[index])
+
+
+def test_lz_of_two_literals_in_turn() -> None:
+    stream = Stream(8, 3 * BLOCK_WORDS)
+    words = [np.resize(np.frombuffer(noise(seed, 4096), np.uint8), stream.n_words) for seed in (1, 2)]
+    trials = [lz.LzTrial(stream) for _ in words]
+    for pair in zip(*map(blocks, words), strict=True):
+        for trial, block in zip(trials, pair, strict=True):
+            trial.add(block)
+    for trial, whole in zip(trials, words, strict=True):
+        payload = trial.finish()
+        assert payload is not None
+        assert decode(ENCODINGS_BY_NAME["lz"], payload, stream).tobytes() == whole.tobytes()
+
+
+def test_order_0_is_the_entropy_of_words_or_of_planes() -> None:
+    words = np.random.default_rng(3).integers(0, 2000, 999).astype(np.uint16)
+    for planes, n_planes in (([words], 1), ([words.view(np.uint8)[k::2] for k in (0, 1)], 2)):
+        bits = 0.0
+        for plane in planes:
+            counts = np.unique(plane, return_counts=True)[1]
+            bits += plane.size * np.log2(plane.size) - float(counts @ np.log2(counts))
+        found = order_0_q16(words if n_planes == 1 else words.view(np.uint8), n_planes) / 65536
+        assert abs(found - bits) < 0.05
 
 
 def test_reads_beyond_the_end_are_refused() -> None:
