@@ -143,12 +143,11 @@ def _write_region(node: Node, sought: Sought, stream: Stream, at: int, payloads:
 
 def _settle(ends: list[_End], at: int, payloads: Payloads) -> int:
     """Give room to `ends`, one after the other from byte `at`, and start them; return where it ends, or -1."""
-    first_at = at
     for end in ends:
         at = end.settle(at, payloads)
         if at < 0:
             return -1
-    payloads.room(first_at, at - first_at)
+    payloads.room(at, 0)  # all of it, before any of it is handed out
     for end in ends:
         end.start(payloads)
     return at
