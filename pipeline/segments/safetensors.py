@@ -25,6 +25,9 @@ from pipeline.segments.header import Header, Tensor, short
 
 MIN_COLUMNS = 32
 """Trailing dimensions join into a row until it has this many elements: the 3 x 3 of a kernel is no row."""
+TURN_BYTES = 942_480
+"""A multiple of the blocks in which weights of few bits are packed (32 bytes after a scale of 2, for one): a piece of a
+row ends with a block, so that all pieces look alike."""
 
 
 def layout(header: Header, data_begin: int, n_bytes: int, segment_bytes: int) -> Layout:
@@ -175,7 +178,7 @@ def row_elements(shape: Iterable[int]) -> int:
 
 
 def tensor_segments(tensor: Tensor, segment_bytes: int) -> Iterator[Segment]:
-    """Cut one tensor at whole rows, evenly; a row longer than a segment is cut by itself.
+    """Cut one tensor at whole rows, evenly; a row longer than a segment is cut by itself, at whole turns of blocks.
 
     A tensor whose rows are no whole bytes, or whose dtype is unknown, is one row of bytes.
     """
@@ -191,9 +194,10 @@ def tensor_segments(tensor: Tensor, segment_bytes: int) -> Iterator[Segment]:
             rows = min(step, n_rows - row)
             yield _piece(tensor, row * row_bytes, rows * row_bytes, row, rows)
         return
+    most = segment_bytes // TURN_BYTES * TURN_BYTES or segment_bytes
     for row in range(n_bytes // row_bytes):
-        for offset in range(0, row_bytes, segment_bytes):
-            yield _piece(tensor, row * row_bytes + offset, min(segment_bytes, row_bytes - offset), row, 1)
+        for offset in range(0, row_bytes, most):
+            yield _piece(tensor, row * row_bytes + offset, min(most, row_bytes - offset), row, 1)
 
 
 def _piece(tensor: Tensor, offset: int, n_bytes: int, row_start: int, n_rows: int) -> Segment:
