@@ -60,7 +60,5 @@ def test_all_segments_of_a_tensor_of_blocks_are_dealt_alike(name: str) -> None:
         found.append((str(encoded.program).partition("(")[0], len(encoded.record) / row.n_bytes))
     assert len(found) == 4
     (program,) = {program for program, _ in found}
-    widths = ast.literal_eval(program.removeprefix("deal"))
-    assert sum(widths) == turn
-    assert name == "Q4_K" or tuple(widths) == WIDTHS[name]
+    assert sum(ast.literal_eval(program.removeprefix("deal"))) == turn
     assert max(ratio for _, ratio in found) < 1.01 * min(ratio for _, ratio in found)
