@@ -1,9 +1,8 @@
 """Words of a tile as symbols and raw bits, and back: what the portable coders of tiles share.
 
 A tile is 64 rows of C columns. It is worked on in blocks of `BLOCK` columns, which stay in the cache: rows of
-words become rows of symbols by loops that vectorise, and 8 x 8 bytes at a time these become columns. The
-symbols of 8 rows of one column are 8 neighbouring bytes of the scratch, at `column_at` for the first 8 rows
-and `EIGHT_ROWS` bytes further for each next 8.
+words become rows of symbols by loops that vectorise, and 16 x 16 bytes at a time these become columns. The 64
+symbols of a column lie where the coder wants them.
 
 Nothing is read or written beyond the words given. Offsets are bytes of the scratch where nothing else is said.
 """
@@ -17,22 +16,23 @@ import numpy as np
 
 from operators.kernels.jit import inlined
 from operators.kernels.lanes import both, down, up
-from operators.kernels.memory import copy_bytes, load_u16, load_u64, store_u16, store_u64
+from operators.kernels.memory import copy_bytes, load_u16, load_u64, store_u64
+from operators.kernels.tile_memory import SIDE, columns_to_rows, fetch_to_read, fetch_to_write, rows_to_columns
 
 ROWS = 64
 ESCAPE = 63
 """The symbol of a word whose field is too far below the top of its context, or above it."""
 BLOCK = 256
-EIGHT_ROWS = 8 * BLOCK + 64  # not a power of two: the 8 lines of a column would share two sets of the cache
-BLOCK_BYTES = 8 * EIGHT_ROWS
 
 EACH = np.uint64(0x0101010101010101)
 BIT_7 = np.uint64(0x8080808080808080)
+_AHEAD = 12
+"""Rows by which memory is asked for before its turn: a row's first bytes are where nothing foresees them."""
 _PLANE = ROWS * BLOCK
-_SYMBOLS, _RAW, _PACKED, _ROW = 0, _PLANE, 2 * _PLANE, 2 * _PLANE + BLOCK
-_COLUMNS = _ROW + 2 * BLOCK
-FIXED_BYTES = _COLUMNS + 64 + BLOCK_BYTES + 8
-COLUMN_BYTES = 9 + BLOCK_BYTES // BLOCK
+_SYMBOLS, _RAW, _PACKED, _NOWHERE = 0, _PLANE, 2 * _PLANE, 2 * _PLANE + BLOCK
+_COLUMNS = _NOWHERE + ROWS
+FIXED_BYTES = _COLUMNS + 4 * SIDE + 64 + 8
+COLUMN_BYTES = 13
 """`FIXED_BYTES`, and `COLUMN_BYTES` for each column, are the scratch that is used here."""
 BLOCK_COLUMN_BYTES = ROWS * 15 // 8
 """Of the largest raw block, for each column."""
@@ -40,41 +40,34 @@ BLOCK_COLUMN_BYTES = ROWS * 15 // 8
 
 @inlined
 def areas(scratch: Any, columns: Any) -> Any:
-    """Return what the scratch has for each column, and where.
+    """Return what the scratch has for each column, and where that ends.
 
     Returns
     -------
     tops, flips : uint16 arrays, shape (columns,)
+    places : int32 array, shape (columns,) and more
+        Where the 64 symbols of a column lie: for the caller to set, but for those that are no column.
     columns : int32 array, shape (columns,)
         For the caller.
     tables : uint8 array, shape (columns / 2,)
         Of pairs.
-    symbols, end : int
-        Where the symbols by column are, and where they end.
+    end : int
     """
     flips = _COLUMNS + 2 * columns
-    listed = flips + 2 * columns
+    places = flips + 2 * columns
+    listed = places + 4 * (columns + SIDE)
     tables = listed + 4 * columns
-    symbols = _symbols_at(columns)
+    end = tables + (columns >> 1)
+    of_columns = scratch[places:listed].view(np.int32)
+    of_columns[columns:] = _NOWHERE
     return (
         scratch[_COLUMNS:flips].view(np.uint16),
-        scratch[flips:listed].view(np.uint16),
+        scratch[flips:places].view(np.uint16),
+        of_columns,
         scratch[listed:tables].view(np.int32),
-        scratch[tables : tables + (columns >> 1)],
-        symbols,
-        symbols + ((columns + BLOCK - 1) >> 8) * BLOCK_BYTES,
+        scratch[tables:end],
+        (end + 63) & ~63,
     )
-
-
-@inlined
-def _symbols_at(columns: Any) -> Any:
-    return (_COLUMNS + 8 * columns + (columns >> 1) + 63) & ~63
-
-
-@inlined
-def column_at(symbols_at: Any, column: Any) -> Any:
-    """Return where the first 8 symbols of a column are."""
-    return symbols_at + (column >> 8) * BLOCK_BYTES + (column & 7) * BLOCK + (column & 0xF8)
 
 
 @inlined
@@ -129,151 +122,82 @@ def set_flips(flips: Any, width_bits: Any, out: Any) -> None:
 
 
 @inlined
-def _load_row(words: Any, first: Any, flips: Any, signed: Any, low_bits: Any, scratch: Any, n: Any) -> None:
-    """Bring words into two bytes each; in sign mode flip them and swap the sign with the lowest bit of the field."""
-    start, to, flip, one = np.uint64(first), np.uint64(_ROW), np.uint64(flips), np.uint16(1)
-    top_bit = 8 * words.itemsize - 1
-    if signed == 2:
-        for c in range(n):
-            word = np.uint16(np.uint16(words[start + c]) ^ load_u16(scratch, flip + c + c))
-            differ = both(np.uint16(down(word, low_bits) ^ down(word, top_bit)), one)
-            store_u16(scratch, to + c + c, np.uint16(word ^ up(differ, low_bits) ^ up(differ, top_bit)))
-    else:
-        for c in range(n):
-            store_u16(scratch, to + c + c, np.uint16(words[start + c]))
+def _turned(word: Any, low_bits: Any, top_bit: Any) -> Any:
+    """Return a word whose sign and lowest bit of the field have changed places."""
+    differ = both(np.uint16(down(word, low_bits) ^ down(word, top_bit)), np.uint16(1))
+    return np.uint16(word ^ up(differ, low_bits) ^ up(differ, top_bit))
 
 
 @inlined
-def _store_row(scratch: Any, flips: Any, signed: Any, low_bits: Any, words: Any, first: Any, n: Any) -> None:
-    """Inverse of `_load_row`."""
-    start, source, flip, one = np.uint64(first), np.uint64(_ROW), np.uint64(flips), np.uint16(1)
-    top_bit = 8 * words.itemsize - 1
-    if signed == 2:
-        for c in range(n):
-            word = load_u16(scratch, source + c + c)
-            differ = both(np.uint16(down(word, low_bits) ^ down(word, top_bit)), one)
-            word = np.uint16(word ^ up(differ, low_bits) ^ up(differ, top_bit) ^ load_u16(scratch, flip + c + c))
-            words[start + c] = words.dtype.type(word)
-    else:
-        for c in range(n):
-            words[start + c] = words.dtype.type(load_u16(scratch, source + c + c))
+def _word(words: Any, i: Any, scratch: Any, flip: Any, turned: Any, low_bits: Any) -> Any:
+    """Return word `i` in two bytes, where `turned` with what is flipped at `flip`, sign and field turned."""
+    word = np.uint16(words[i])
+    if turned:
+        word = _turned(np.uint16(word ^ load_u16(scratch, flip)), low_bits, 8 * words.itemsize - 1)
+    return word
 
 
 @inlined
-def _split_symbols(scratch: Any, tops: Any, low_bits: Any, mask: Any, to: Any, n: Any) -> None:
-    row, top_at, out, most = np.uint64(_ROW), np.uint64(tops), np.uint64(to), np.uint16(ESCAPE)
+def _split_row(
+    words: Any, first: Any, scratch: Any, flips: Any, turned: Any, tops: Any, view: Any, drop: Any, j: Any, n: Any
+) -> None:  # fmt: skip
+    """Write row `j` of symbols, and of bits `drop` to ``drop + 8`` of the raw fields."""
+    low_bits, mask, low_mask, shift, sign = view
+    start, flip, top_at = np.uint64(first), np.uint64(flips), np.uint64(tops)
+    to, raw_to, most = np.uint64(_SYMBOLS + j * BLOCK), np.uint64(_RAW + j * BLOCK), np.uint16(ESCAPE)
     for c in range(n):
-        field = both(down(load_u16(scratch, row + c + c), low_bits), mask)
+        word = _word(words, start + c, scratch, flip + c + c, turned, low_bits)
+        field = both(down(word, low_bits), mask)
         top = load_u16(scratch, top_at + c + c)
         x = min(np.uint16(top - field), most)
         # A field of 16 bits above the top may wrap to a small difference.
-        scratch[out + c] = np.uint8(x if field <= top else most)
-
-
-@inlined
-def _split_raw(scratch: Any, low_mask: Any, shift: Any, sign: Any, drop: Any, to: Any, n: Any) -> None:
-    """Write bits `drop` to ``drop + 8`` of the raw fields."""
-    row, start, byte = np.uint64(_ROW), np.uint64(to), np.uint16(255)
-    for c in range(n):
-        word = load_u16(scratch, row + c + c)
+        scratch[to + c] = np.uint8(x if field <= top else most)
         raw = np.uint16(both(word, low_mask) | both(down(word, shift), sign))
-        scratch[start + c] = np.uint8(both(down(raw, drop), byte))
+        scratch[raw_to + c] = np.uint8(both(down(raw, drop), np.uint16(255)))
 
 
 @inlined
-def _merge(
-    scratch: Any,
-    symbols: Any,
-    tops: Any,
-    low_bits: Any,
-    mask: Any,
-    raw_at: Any,
-    low_mask: Any,
-    shift: Any,
-    sign: Any,
-    n: Any,
-) -> None:
-    """Set the row from symbols and the low 8 bits of raw fields."""
-    row, source, top_at, start = np.uint64(_ROW), np.uint64(symbols), np.uint64(tops), np.uint64(raw_at)
+def _split_low(words: Any, first: Any, scratch: Any, flips: Any, turned: Any, view: Any, n: Any) -> None:
+    """Write the low bytes of the raw fields of a row to the packed row."""
+    low_bits, _, low_mask, shift, sign = view
+    start, flip, to = np.uint64(first), np.uint64(flips), np.uint64(_PACKED)
     for c in range(n):
-        symbol = np.uint16(scratch[source + c])
+        word = _word(words, start + c, scratch, flip + c + c, turned, low_bits)
+        raw = np.uint16(both(word, low_mask) | both(down(word, shift), sign))
+        scratch[to + c] = np.uint8(both(raw, np.uint16(255)))
+
+
+@inlined
+def _merge_row(
+    scratch: Any, flips: Any, turned: Any, tops: Any, view: Any, low_at: Any, wide: Any, words: Any, first: Any,
+    j: Any, n: Any,
+) -> None:  # fmt: skip
+    """Set a row of words from row `j` of symbols and raw fields; the low bytes of `wide` ones are apart."""
+    low_bits, mask, low_mask, shift, sign = view
+    start, flip, top_at, low = np.uint64(first), np.uint64(flips), np.uint64(tops), np.uint64(low_at)
+    source, plane = np.uint64(_SYMBOLS + j * BLOCK), np.uint64(_RAW + j * BLOCK)
+    for c in range(n):
+        symbol, bits = np.uint16(scratch[source + c]), np.uint16(scratch[plane + c])
+        if wide:
+            bits = np.uint16(up(bits, 8) | np.uint16(scratch[low + c]))
         field = both(np.uint16(load_u16(scratch, top_at + c + c) - symbol), mask)
-        bits = np.uint16(scratch[start + c])
         word = np.uint16(up(field, low_bits) | both(bits, low_mask) | both(up(bits, shift), sign))
-        store_u16(scratch, row + c + c, word)
+        if turned:
+            word = np.uint16(_turned(word, low_bits, 8 * words.itemsize - 1) ^ load_u16(scratch, flip + c + c))
+        words[start + c] = words.dtype.type(word)
 
 
 @inlined
-def _merge_high(scratch: Any, raw_at: Any, low_mask: Any, shift: Any, sign: Any, n: Any) -> None:
-    """Or the high 8 bits of raw fields into the row."""
-    row, start = np.uint64(_ROW), np.uint64(raw_at)
-    for c in range(n):
-        bits = up(np.uint16(scratch[start + c]), 8)
-        word = np.uint16(load_u16(scratch, row + c + c) | both(bits, low_mask) | both(up(bits, shift), sign))
-        store_u16(scratch, row + c + c, word)
-
-
-@inlined
-def _transpose(scratch: Any, source: Any, step: Any, to: Any, to_step: Any, n: Any) -> None:
-    """Transpose `n` squares of 8 x 8 bytes; rows are `step` and `to_step` apart, squares 8 bytes."""
-    m4, m2, m1 = np.uint64(0x00000000FFFFFFFF), np.uint64(0x0000FFFF0000FFFF), np.uint64(0x00FF00FF00FF00FF)
-    s4, s2, s1 = np.uint64(32), np.uint64(16), np.uint64(8)
-    i0, o0 = np.uint64(source), np.uint64(to)
-    u, v = np.uint64(step), np.uint64(to_step)
-    i1, i2, i3, i4 = i0 + u, i0 + u * np.uint64(2), i0 + u * np.uint64(3), i0 + u * np.uint64(4)
-    i5, i6, i7 = i4 + u, i4 + u * np.uint64(2), i4 + u * np.uint64(3)
-    o1, o2, o3, o4 = o0 + v, o0 + v * np.uint64(2), o0 + v * np.uint64(3), o0 + v * np.uint64(4)
-    o5, o6, o7 = o4 + v, o4 + v * np.uint64(2), o4 + v * np.uint64(3)
-    for k in range(n):
-        at = np.uint64(k) * np.uint64(8)
-        a, b, c, d = (
-            load_u64(scratch, i0 + at),
-            load_u64(scratch, i1 + at),
-            load_u64(scratch, i2 + at),
-            load_u64(scratch, i3 + at),
-        )
-        e, f, g, h = (
-            load_u64(scratch, i4 + at),
-            load_u64(scratch, i5 + at),
-            load_u64(scratch, i6 + at),
-            load_u64(scratch, i7 + at),
-        )
-        a, e = (a & m4) | (e << s4), (a >> s4) | (e & ~m4)
-        b, f = (b & m4) | (f << s4), (b >> s4) | (f & ~m4)
-        c, g = (c & m4) | (g << s4), (c >> s4) | (g & ~m4)
-        d, h = (d & m4) | (h << s4), (d >> s4) | (h & ~m4)
-        a, c = (a & m2) | ((c & m2) << s2), ((a >> s2) & m2) | (c & ~m2)
-        b, d = (b & m2) | ((d & m2) << s2), ((b >> s2) & m2) | (d & ~m2)
-        e, g = (e & m2) | ((g & m2) << s2), ((e >> s2) & m2) | (g & ~m2)
-        f, h = (f & m2) | ((h & m2) << s2), ((f >> s2) & m2) | (h & ~m2)
-        a, b = (a & m1) | ((b & m1) << s1), ((a >> s1) & m1) | (b & ~m1)
-        c, d = (c & m1) | ((d & m1) << s1), ((c >> s1) & m1) | (d & ~m1)
-        e, f = (e & m1) | ((f & m1) << s1), ((e >> s1) & m1) | (f & ~m1)
-        g, h = (g & m1) | ((h & m1) << s1), ((g >> s1) & m1) | (h & ~m1)
-        store_u64(scratch, o0 + at, a)
-        store_u64(scratch, o1 + at, b)
-        store_u64(scratch, o2 + at, c)
-        store_u64(scratch, o3 + at, d)
-        store_u64(scratch, o4 + at, e)
-        store_u64(scratch, o5 + at, f)
-        store_u64(scratch, o6 + at, g)
-        store_u64(scratch, o7 + at, h)
-
-
-@inlined
-def _to_columns(scratch: Any, to: Any, n_columns: Any) -> None:
-    for i in range(8):
-        _transpose(
-            scratch, _SYMBOLS + 8 * i * BLOCK, BLOCK, to + i * EIGHT_ROWS, BLOCK, np.uint64((n_columns + 7) >> 3)
-        )
-
-
-@inlined
-def _to_rows(scratch: Any, source: Any, n_columns: Any) -> None:
-    for i in range(8):
-        _transpose(
-            scratch, source + i * EIGHT_ROWS, BLOCK, _SYMBOLS + 8 * i * BLOCK, BLOCK, np.uint64((n_columns + 7) >> 3)
-        )
+def _row_ahead(rows: Any, tile: Any, j: Any, c: Any, columns: Any) -> Any:
+    """Return the first word of what will be worked on `_AHEAD` rows after row `j` of the block at column `c`."""
+    j += _AHEAD
+    if j >= ROWS:
+        j -= ROWS
+        c += BLOCK
+        if c >= columns:
+            c = 0
+            tile += 1
+    return np.int64(rows[min(ROWS * tile + j, rows.size - 1)]) * columns + c
 
 
 @inlined
@@ -312,27 +236,44 @@ def _unpack_part(scratch: Any, bit: Any, width: Any, n_columns: Any, start: Any,
 
 
 @inlined
-def split_tile(words: Any, columns: Any, rows: Any, geometry: Any, scratch: Any, raw: Any, raw_at: Any) -> None:
-    """Write the symbols of a tile by column, and its raw block to byte `raw_at` of `raw`."""
+def split_tile(
+    words: Any, columns: Any, rows: Any, tile: Any, geometry: Any, scratch: Any, places: Any, raw: Any
+) -> None:  # fmt: skip
+    """Write the symbols of a tile to the places of its columns, and its raw block to `raw`, which has those of all."""
     low_bits, signed = geometry[0], geometry[3]
     raw_bits = low_bits + (1 if signed else 0)
     mask = np.uint16((np.int64(1) << geometry[2]) - 1)
     low_mask = np.uint16((np.int64(1) << low_bits) - 1)
     sign = np.uint16(np.int64(1) << low_bits) if signed else np.uint16(0)
-    shift = 8 * words.itemsize - 1 - low_bits
-    tops, flips, symbols_at = _COLUMNS, _COLUMNS + 2 * columns, _symbols_at(columns)
+    view = low_bits, mask, low_mask, 8 * words.itemsize - 1 - low_bits, sign
+    drop = raw_bits & 8
+    raw_at = 8 * raw_bits * columns * tile
     for c in range(0, columns, BLOCK):
         n_columns = min(BLOCK, columns - c)
         n = np.uint64(n_columns)
+        tops, flips = _COLUMNS + 2 * c, _COLUMNS + 2 * (columns + c)
         for j in range(ROWS):
-            _load_row(words, np.int64(rows[j]) * columns + c, flips + 2 * c, signed, low_bits, scratch, n)
-            _split_symbols(scratch, tops + 2 * c, low_bits, mask, _SYMBOLS + j * BLOCK, n)
-            if raw_bits >= 8:
-                _split_raw(scratch, low_mask, shift, sign, 0, _PACKED, n)
+            ahead = words.itemsize * _row_ahead(rows, tile, j, c, columns)
+            for byte in range(0, BLOCK * words.itemsize, 64):
+                fetch_to_read(words, ahead + byte)
+            if j < 8 * raw_bits:
+                for byte in range(0, n_columns, 64):
+                    fetch_to_write(raw, raw_at + j * columns + c + byte)
+            first = np.int64(rows[ROWS * tile + j]) * columns + c
+            if signed == 2:
+                _split_row(words, first, scratch, flips, True, tops, view, drop, j, n)
+            else:
+                _split_row(words, first, scratch, flips, False, tops, view, drop, j, n)
+            if drop:
+                if signed == 2:
+                    _split_low(words, first, scratch, flips, True, view, n)
+                else:
+                    _split_low(words, first, scratch, flips, False, view, n)
                 copy_bytes(raw, raw_at + j * columns + c, scratch, _PACKED, n_columns)
-            _split_raw(scratch, low_mask, shift, sign, raw_bits & 8, _RAW + j * BLOCK, n)
-        _to_columns(scratch, symbols_at + (c >> 8) * BLOCK_BYTES, n_columns)
-        to = raw_at + c + (ROWS * columns if raw_bits >= 8 else 0)
+        for square in range(0, n_columns, SIDE):
+            for j in range(0, ROWS, SIDE):
+                rows_to_columns(scratch, _SYMBOLS + j * BLOCK + square, BLOCK, places, c + square, j)
+        to = raw_at + c + (ROWS * columns if drop else 0)
         bit = 0
         for p in range(2, -1, -1):
             width = 1 << p
@@ -343,20 +284,25 @@ def split_tile(words: Any, columns: Any, rows: Any, geometry: Any, scratch: Any,
 
 
 @inlined
-def merge_tile(words: Any, columns: Any, rows: Any, geometry: Any, scratch: Any, block_at: Any) -> None:
+def merge_tile(
+    words: Any, columns: Any, rows: Any, tile: Any, geometry: Any, scratch: Any, places: Any, block_at: Any
+) -> None:  # fmt: skip
     """Inverse of `split_tile`, but for the fields of escapes; the scratch holds the raw block and 8 bytes more."""
     low_bits, signed = geometry[0], geometry[3]
     raw_bits = low_bits + (1 if signed else 0)
     mask = np.uint16((np.int64(1) << geometry[2]) - 1)
     low_mask = np.uint16((np.int64(1) << low_bits) - 1)
     sign = np.uint16(np.int64(1) << (8 * words.itemsize - 1)) if signed else np.uint16(0)
-    shift = 8 * words.itemsize - 1 - low_bits
-    tops, flips, symbols_at = _COLUMNS, _COLUMNS + 2 * columns, _symbols_at(columns)
+    view = low_bits, mask, low_mask, 8 * words.itemsize - 1 - low_bits, sign
+    is_wide = raw_bits & 8
     for c in range(0, columns, BLOCK):
         n_columns = min(BLOCK, columns - c)
         n = np.uint64(n_columns)
-        _to_rows(scratch, symbols_at + (c >> 8) * BLOCK_BYTES, n_columns)
-        start = block_at + c + (ROWS * columns if raw_bits >= 8 else 0)
+        tops, flips = _COLUMNS + 2 * c, _COLUMNS + 2 * (columns + c)
+        for square in range(0, n_columns, SIDE):
+            for j in range(0, ROWS, SIDE):
+                columns_to_rows(scratch, _SYMBOLS + j * BLOCK + square, BLOCK, places, c + square, j)
+        start = block_at + c + (ROWS * columns if is_wide else 0)
         bit = 0
         for p in range(2, -1, -1):
             width = 1 << p
@@ -365,13 +311,19 @@ def merge_tile(words: Any, columns: Any, rows: Any, geometry: Any, scratch: Any,
                 bit += width
                 start += 8 * width * columns
         for j in range(ROWS):
-            plane = _RAW + j * BLOCK
-            low = block_at + j * columns + c if raw_bits >= 8 else plane
-            _merge(scratch, _SYMBOLS + j * BLOCK, tops + 2 * c, low_bits, mask, low, low_mask, shift, sign, n)
-            if raw_bits > 8:
-                _merge_high(scratch, plane, low_mask, shift, sign, n)
-            to = np.int64(rows[j]) * columns + c
-            _store_row(scratch, flips + 2 * c, signed, low_bits, words, to, n)
+            ahead = words.itemsize * _row_ahead(rows, tile, j, c, columns)
+            for byte in range(0, BLOCK * words.itemsize, 64):
+                fetch_to_write(words, ahead + byte)
+            first, low = np.int64(rows[ROWS * tile + j]) * columns + c, block_at + j * columns + c
+            if is_wide:
+                if signed == 2:
+                    _merge_row(scratch, flips, True, tops, view, low, True, words, first, j, n)
+                else:
+                    _merge_row(scratch, flips, False, tops, view, low, True, words, first, j, n)
+            elif signed == 2:
+                _merge_row(scratch, flips, True, tops, view, low, False, words, first, j, n)
+            else:
+                _merge_row(scratch, flips, False, tops, view, low, False, words, first, j, n)
 
 
 @inlined

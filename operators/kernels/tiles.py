@@ -19,12 +19,10 @@ from operators.kernels.tile_planes import (
     BIT_7,
     BLOCK_COLUMN_BYTES,
     COLUMN_BYTES,
-    EIGHT_ROWS,
     ESCAPE,
     FIXED_BYTES,
     ROWS,
     areas,
-    column_at,
     field_of,
     merge_tile,
     outside,
@@ -49,7 +47,8 @@ DECODER_BYTES = 4 << BITS
 _ESCAPED = 64
 _ENTRIES = ENCODER_BYTES // 8
 SCRATCH_BYTES = FIXED_BYTES
-SCRATCH_BYTES_PER_COLUMN = COLUMN_BYTES + BLOCK_COLUMN_BYTES
+SCRATCH_BYTES_PER_COLUMN = COLUMN_BYTES + ROWS + BLOCK_COLUMN_BYTES
+# The symbols of a tile in coding order, and when decoding its raw block.
 
 
 @inlined
@@ -146,7 +145,7 @@ def _put_vector(
     low, high = entries[first + np.uint64(128)], entries[first + np.uint64(129)]
     bits = np.uint64(0)
     for g in range(7, -1, -1):
-        eight = load_u64(scratch, np.uint64(symbols + g * EIGHT_ROWS))
+        eight = load_u64(scratch, np.uint64(symbols + 8 * g))
         bits |= outside(eight, low, high)
         j = lane + np.uint64(8 * g)
         at = _put(eight >> np.uint64(56), entries, first, states, j + np.uint64(7), stream, at)
@@ -215,11 +214,13 @@ def encode_tiles(
         The byte where the stream starts, or -1 where it or the escapes may not have room for the next pair of
         columns, and the index of the first escape.
     """
-    tops, flipped, _, pair_tables, symbols_at, _ = areas(scratch, columns)
+    tops, flipped, places, _, pair_tables, symbols_at = areas(scratch, columns)
     entries = tables.reshape(-1).view(np.uint64)
     top_bit = 8 * words.itemsize - 1
     set_flips(flips, top_bit + 1, flipped)
     block_bytes = 8 * (geometry[0] + (1 if geometry[3] else 0)) * columns
+    for v in range(columns):
+        places[column_order[v]] = symbols_at + ROWS * v
     last_group = states.size - LANES
     n_tiles = tile_scales.size
     if is_last:
@@ -228,7 +229,7 @@ def encode_tiles(
     for i in range(n_tiles - 1, -1, -1):
         of_tile = rows[ROWS * i : ROWS * (i + 1)]
         set_contexts(tile_scales[i], column_order, column_scales, levels, geometry, tops, pair_tables)
-        split_tile(words, columns, of_tile, geometry, scratch, raw, i * block_bytes)
+        split_tile(words, columns, rows, i, geometry, scratch, places, raw)
         if is_last and i == n_tiles - 1:
             n_seeded = _seeded_bytes(block_bytes, states.size)
             for lane in range(n_seeded >> 1):
@@ -240,12 +241,12 @@ def encode_tiles(
             column = np.int64(column_order[v])
             first = np.uint64(_ENTRIES * np.int64(pair_tables[v >> 1]))
             escape_row = entries[first + np.uint64(2 * ESCAPE + 1)]
-            symbols = column_at(symbols_at, column)
+            symbols = np.int64(places[column])
             lane = np.uint64(last_group if v & 1 else 0)
             below, escaped = _put_vector(scratch, symbols, entries, first, states, lane, stream, below)
             if escaped:
                 for j in range(ROWS - 1, -1, -1):
-                    symbol = np.uint64(scratch[symbols + (j >> 3) * EIGHT_ROWS + (j & 7)])
+                    symbol = np.uint64(scratch[symbols + j])
                     if entries[first + np.uint64(2) * symbol + np.uint64(1)] == escape_row:
                         n_escapes -= 1
                         word = words[np.int64(of_tile[j]) * columns + column]
@@ -272,7 +273,7 @@ def _take_vector(
     """Decode the 64 symbols of a column; return the byte after the bits that came in, and bit 6 of escapes."""
     escaped = np.uint64(0)
     for g in range(8):
-        to = np.uint64(symbols + g * EIGHT_ROWS)
+        to = np.uint64(symbols + 8 * g)
         j = lane + np.uint64(8 * g)
         for k in range(8):
             i = np.uint64(k)
@@ -297,7 +298,7 @@ def _take_vector_at_end(
                 x |= np.uint64(load_u16(payload, at))
             at += np.uint64(2)
         states[lane + np.uint64(j)] = np.uint32(x)
-        scratch[symbols + (j >> 3) * EIGHT_ROWS + (j & 7)] = np.uint8(entry & np.uint64(127))
+        scratch[symbols + j] = np.uint8(entry & np.uint64(127))
         escaped |= entry
     return at, escaped & np.uint64(_ESCAPED)
 
@@ -364,7 +365,10 @@ def decode_tiles(
     tuple of int
         The first is -1 where the stream or the escapes end early, or the states end wrong.
     """
-    tops, flipped, listed, pair_tables, symbols_at, block_at = areas(scratch, columns)
+    tops, flipped, places, listed, pair_tables, symbols_at = areas(scratch, columns)
+    block_at = symbols_at + ROWS * columns
+    for v in range(columns):
+        places[column_order[v]] = symbols_at + ROWS * v
     entries = tables.reshape(-1).view(np.uint32)
     top_bit = 8 * words.itemsize - 1
     set_flips(flips, top_bit + 1, flipped)
@@ -379,7 +383,7 @@ def decode_tiles(
         for v in range(columns):
             column = np.int64(column_order[v])
             first = np.uint64(np.int64(pair_tables[v >> 1]) << BITS)
-            symbols = column_at(symbols_at, column)
+            symbols = np.int64(places[column])
             lane = np.uint64(last_group if v & 1 else 0)
             if np.int64(above) + 2 * LANES <= end:
                 above, escaped = _take_vector(payload, above, entries, first, states, lane, scratch, symbols)
@@ -397,12 +401,12 @@ def decode_tiles(
             if not _put_seeds(states, n_seeded, scratch, block_at + block_bytes - n_seeded):
                 return -1, n_escapes
         copy_bytes(scratch, block_at, payload, raw_at + i * block_bytes, block_bytes - n_seeded)
-        merge_tile(words, columns, of_tile, geometry, scratch, block_at)
+        merge_tile(words, columns, rows, i, geometry, scratch, places, block_at)
         for k in range(n_listed):
             column = np.int64(listed[k])
-            symbols = column_at(symbols_at, column)
+            symbols = np.int64(places[column])
             for j in range(ROWS):
-                if scratch[symbols + (j >> 3) * EIGHT_ROWS + (j & 7)] & _ESCAPED:
+                if scratch[symbols + j] & _ESCAPED:
                     if n_escapes == escapes.size:
                         return -1, n_escapes
                     here = np.int64(of_tile[j]) * columns + column

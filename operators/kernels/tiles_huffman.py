@@ -18,7 +18,6 @@ from operators.kernels.huffman import (
     canonical_codes,
     decode_block,
     decoding_tables,
-    encode_block,
     encoding_table,
 )
 from operators.kernels.jit import inlined, kernel
@@ -27,12 +26,10 @@ from operators.kernels.tile_planes import (
     BIT_7,
     COLUMN_BYTES,
     EACH,
-    EIGHT_ROWS,
     ESCAPE,
     FIXED_BYTES,
     ROWS,
     areas,
-    column_at,
     field_of,
     merge_tile,
     outside,
@@ -49,17 +46,19 @@ GROUP_COLUMNS = 1 << 13
 """Columns of the tiles of a group, unless one tile has more: its symbols stay in the cache."""
 SIZE_BYTES = 3
 """Of a stream, in the directory of its group."""
-ENCODER_BYTES = 8 * (64 + 2)
-"""Of a table: an entry of `operators.kernels.huffman` for each symbol, then the range of symbols with a code."""
+ENCODER_BYTES = 8 * (64 * 64 + 2)
+"""Of a table: an entry as of `operators.kernels.huffman` for each two symbols, then the range of those with a code."""
 DECODER_BYTES = 12 << PRIMARY_BITS
 _ENTRIES = ENCODER_BYTES // 8
 _ALL_LOW, _ALL_HIGH = np.uint64(128) * EACH, np.uint64(128 - ESCAPE) * EACH  # all symbols but the escape
+_LOW_6, _LENGTH, _WHOLE_BYTES = np.uint64(63), np.uint64(0xFFFFFFFF), ~np.uint64(7)
+_FIRSTS, _SECONDS = np.uint64(0x003F003F003F003F), np.uint64(0x0FC00FC00FC00FC0)
 _MANY_BYTES = 8 << PRIMARY_BITS
 _MAX_TABLES = 40
 _GROUP_BYTES = ROWS * GROUP_COLUMNS
 SCRATCH_BYTES = FIXED_BYTES + 3 * _GROUP_BYTES + 256
 SCRATCH_BYTES_PER_COLUMN = COLUMN_BYTES + 3 * ROWS
-# Symbols by table, and then either codes of one table, up to two bytes a symbol, or a raw block.
+# Symbols by table, and then either streams of one table, up to two bytes a symbol, or a raw block.
 
 
 @kernel("out")
@@ -74,19 +73,25 @@ def encoder_tables(lengths: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     out : uint8 array, shape (n_tables, ENCODER_BYTES)
     """
     entries = out.reshape(-1).view(np.uint64)
-    entries[:] = 0
+    single = np.empty(64, np.uint64)
     for table in range(lengths.shape[0]):
         live = np.flatnonzero(lengths[table])
         if live.size:
             lengths_of = lengths[table][live].astype(np.int64)
             codes = np.empty_like(lengths_of)
             canonical_codes(lengths_of, codes)
-            of_table = entries[_ENTRIES * table : _ENTRIES * (table + 1)]
-            encoding_table(live, lengths_of, codes, of_table)
-            of_table[64], of_table[65] = range_of(lengths[table], live[np.argmin(lengths_of)])
+            single[:] = 0  # also of an escape without a code, which no symbol has
+            encoding_table(live, lengths_of, codes, single)
             for symbol in range(ESCAPE):
                 if lengths[table, symbol] == 0:
-                    of_table[symbol] = of_table[ESCAPE]
+                    single[symbol] = single[ESCAPE]
+            of_table = entries[_ENTRIES * table : _ENTRIES * (table + 1)]
+            for second in range(64):
+                above = single[second]
+                for first in range(64):
+                    code = ((single[first] & ~_LOW_6) >> (above & _LOW_6)) | (above & ~_LOW_6)
+                    of_table[64 * second + first] = code | ((single[first] & _LOW_6) + (above & _LOW_6))
+            of_table[64 * 64], of_table[64 * 64 + 1] = range_of(lengths[table], live[np.argmin(lengths_of)])
 
 
 @kernel("out")
@@ -137,14 +142,76 @@ def _set_starts(
 
 
 @inlined
-def _copy_column(scratch: Any, source: Any, step: Any, to: Any, to_step: Any, low: Any, high: Any) -> Any:
-    """Copy the 64 symbols of a column; return whether one of them is outside a range."""
+def _set_places(column_order: Any, pair_tables: Any, by_table: Any, following: Any, places: Any) -> None:
+    """Give each column of a tile the next place of its table; `following` says which that is."""
+    for v in range(column_order.size):
+        table = np.int64(pair_tables[v >> 1])
+        places[column_order[v]] = by_table + following[table]
+        following[table] += ROWS
+
+
+@inlined
+def _is_outside(scratch: Any, place: Any, low: Any, high: Any) -> Any:
+    """Return whether one of the 64 symbols at `place` is outside a range."""
     bits = np.uint64(0)
     for g in range(8):
-        eight = load_u64(scratch, np.uint64(source + g * step))
-        store_u64(scratch, np.uint64(to + g * to_step), eight)
-        bits |= outside(eight, low, high)
+        bits |= outside(load_u64(scratch, np.uint64(place + 8 * g)), low, high)
     return (bits & BIT_7) != np.uint64(0)
+
+
+@inlined
+def _make_pairs(scratch: Any, start: Any, end: Any) -> None:
+    """Make ``first | second << 6`` of each two symbols."""
+    for at in range(start, end, 8):
+        eight = load_u64(scratch, np.uint64(at))
+        store_u64(scratch, np.uint64(at), (eight & _FIRSTS) | ((eight >> np.uint64(2)) & _SECONDS))
+
+
+@inlined
+def _append(pairs: Any, i: Any, table: Any, held: Any, n: Any, out: Any, at: Any) -> Any:
+    """Append the codes of two pairs, at most 48 bits, to the `n` bits of a stream that starts at byte `at`.
+
+    The last ones are at the top of `held`, and those that make no whole byte are stored again with the next. The
+    length in the low bits of an entry falls out when what is held is moved down.
+    """
+    whole = n & _WHOLE_BYTES
+    entry = table[pairs[i]]
+    held = (held >> (entry & _LOW_6)) | entry
+    n += entry & _LENGTH
+    entry = table[pairs[i + np.uint64(1)]]
+    held = (held >> (entry & _LOW_6)) | entry
+    n += entry & _LENGTH
+    store_u64(out, at + (whole >> np.uint64(3)), held >> ((whole - n) & _LOW_6))
+    return held, n
+
+
+@inlined
+def _encode_streams(pairs: Any, table: Any, out: Any, at: Any, workspace: Any, sizes: Any) -> Any:
+    """Write the streams of pairs from byte `at` of `out` on, two at a time; return the byte after them.
+
+    Parameters
+    ----------
+    pairs : uint16 array
+        A multiple of eight.
+    table : uint64 array
+        Of `encoder_tables`.
+    out, workspace : uint8 arrays
+        With room for two bytes a symbol.
+    sizes : int64 array, shape (STREAMS,)
+        Set to the bytes of the streams.
+    """
+    quarter = pairs.size // STREAMS
+    for k in range(0, STREAMS, 2):
+        a, b = pairs[k * quarter : (k + 1) * quarter], pairs[(k + 1) * quarter : (k + 2) * quarter]
+        held_a, held_b, n_a, n_b = np.uint64(0), np.uint64(0), np.uint64(0), np.uint64(0)
+        for i in range(np.uint64(0), np.uint64(quarter), np.uint64(2)):
+            held_a, n_a = _append(a, i, table, held_a, n_a, out, np.uint64(at))
+            held_b, n_b = _append(b, i, table, held_b, n_b, workspace, np.uint64(0))
+        sizes[k], sizes[k + 1] = (np.int64(n_a) + 7) >> 3, (np.int64(n_b) + 7) >> 3
+        at += sizes[k]
+        copy_bytes(out, at, workspace, 0, sizes[k + 1])
+        at += sizes[k + 1]
+    return at
 
 
 @kernel("raw", "stream", "escapes", "scratch")
@@ -185,10 +252,9 @@ def encode_tiles(
         The first is -1 where the stream has less than two bytes for each symbol of a table, or the escapes
         have no room for a whole column that may have some.
     """
-    tops, flipped, _, pair_tables, symbols_at, by_table = areas(scratch, columns)
+    tops, flipped, places, _, pair_tables, by_table = areas(scratch, columns)
     top_bit = 8 * words.itemsize - 1
     set_flips(flips, top_bit + 1, flipped)
-    block_bytes = 8 * (geometry[0] + (1 if geometry[3] else 0)) * columns
     codes = tables.reshape(-1).view(np.uint64)
     starts, following = np.empty(_MAX_TABLES + 1, np.int64), np.empty(_MAX_TABLES + 1, np.int64)
     sizes = np.empty(STREAMS, np.int64)
@@ -198,25 +264,21 @@ def encode_tiles(
         _set_starts(of_group, column_order, column_scales, levels, geometry, pair_tables, tops, starts)
         following[:] = starts
         for i in range(group, group + of_group.size):
-            of_tile = rows[ROWS * i : ROWS * (i + 1)]
             set_contexts(tile_scales[i], column_order, column_scales, levels, geometry, tops, pair_tables)
-            split_tile(words, columns, of_tile, geometry, scratch, raw, i * block_bytes)
+            _set_places(column_order, pair_tables, by_table, following, places)
+            split_tile(words, columns, rows, i, geometry, scratch, places, raw)
             for v in range(columns):
-                column = np.int64(column_order[v])
-                table = np.int64(pair_tables[v >> 1])
-                symbols = column_at(symbols_at, column)
-                first = _ENTRIES * table
-                low, high = codes[first + 64], codes[first + 65]
-                if _copy_column(scratch, symbols, EIGHT_ROWS, by_table + following[table], 8, low, high):
+                column, first = np.int64(column_order[v]), _ENTRIES * np.int64(pair_tables[v >> 1])
+                place = np.int64(places[column])
+                if _is_outside(scratch, place, codes[first + 64 * 64], codes[first + 64 * 64 + 1]):
                     if n_escapes + ROWS > escapes.size:
                         return -1, n_escapes
                     for j in range(ROWS):
-                        symbol = np.int64(scratch[symbols + (j >> 3) * EIGHT_ROWS + (j & 7)])
+                        symbol = np.int64(scratch[place + j])
                         if codes[first + symbol] == codes[first + ESCAPE]:
-                            word = words[np.int64(of_tile[j]) * columns + column]
+                            word = words[np.int64(rows[ROWS * i + j]) * columns + column]
                             escapes[n_escapes] = np.uint16(field_of(word, flipped[column], geometry, top_bit))
                             n_escapes += 1
-                following[table] += ROWS
         n_used = 0
         for table in range(_MAX_TABLES):
             n_used += 1 if starts[table + 1] > starts[table] else 0
@@ -228,10 +290,10 @@ def encode_tiles(
             if n:
                 if at + 2 * n > stream.size:
                     return -1, n_escapes
-                of_table = scratch[by_table + starts[table] : by_table + starts[table + 1]]
-                at += encode_block(
-                    of_table, codes[_ENTRIES * table : _ENTRIES * (table + 1)], stream[at:], workspace, sizes
-                )
+                _make_pairs(scratch, by_table + starts[table], by_table + starts[table + 1])
+                pairs = scratch[by_table + starts[table] : by_table + starts[table + 1]].view(np.uint16)
+                of_table = codes[_ENTRIES * table : _ENTRIES * (table + 1)]
+                at = _encode_streams(pairs, of_table, stream, at, workspace, sizes)
                 for k in range(STREAMS):
                     for byte in range(SIZE_BYTES):
                         stream[directory] = np.uint8((sizes[k] >> (8 * byte)) & 255)
@@ -275,7 +337,7 @@ def decode_tiles(
     tuple of int
         The first is -1 where the groups cannot be those of these tiles, or the escapes run out.
     """
-    tops, flipped, listed, pair_tables, symbols_at, by_table = areas(scratch, columns)
+    tops, flipped, places, _, pair_tables, by_table = areas(scratch, columns)
     top_bit = 8 * words.itemsize - 1
     set_flips(flips, top_bit + 1, flipped)
     block_bytes = 8 * (geometry[0] + (1 if geometry[3] else 0)) * columns
@@ -311,27 +373,20 @@ def decode_tiles(
             if decode_block(payload, ends, many, single, symbols, symbols) < 0:
                 return -1, n_escapes
         for i in range(group, group + of_group.size):
-            of_tile = rows[ROWS * i : ROWS * (i + 1)]
             set_contexts(tile_scales[i], column_order, column_scales, levels, geometry, tops, pair_tables)
-            n_listed = 0
+            _set_places(column_order, pair_tables, by_table, starts, places)
+            copy_bytes(scratch, block_at, payload, raw_at + i * block_bytes, block_bytes)
+            merge_tile(words, columns, rows, i, geometry, scratch, places, block_at)
             for v in range(columns):
                 column = np.int64(column_order[v])
-                table = np.int64(pair_tables[v >> 1])
-                to = column_at(symbols_at, column)
-                listed[n_listed] = column
-                source = by_table + starts[table]
-                n_listed += 1 if _copy_column(scratch, source, 8, to, EIGHT_ROWS, _ALL_LOW, _ALL_HIGH) else 0
-                starts[table] += ROWS
-            copy_bytes(scratch, block_at, payload, raw_at + i * block_bytes, block_bytes)
-            merge_tile(words, columns, of_tile, geometry, scratch, block_at)
-            for k in range(n_listed):
-                column = np.int64(listed[k])
-                symbols_of = column_at(symbols_at, column)
+                place = np.int64(places[column])
+                if not _is_outside(scratch, place, _ALL_LOW, _ALL_HIGH):
+                    continue
                 for j in range(ROWS):
-                    if scratch[symbols_of + (j >> 3) * EIGHT_ROWS + (j & 7)] == ESCAPE:
+                    if scratch[place + j] == ESCAPE:
                         if n_escapes == escapes.size:
                             return -1, n_escapes
-                        here = np.int64(of_tile[j]) * columns + column
+                        here = np.int64(rows[ROWS * i + j]) * columns + column
                         words[here] = words.dtype.type(
                             with_field(words[here], escapes[n_escapes], flipped[column], geometry, top_bit)
                         )
