@@ -274,7 +274,7 @@ class Conditioned(Parametric):
         """
 
     @abstractmethod
-    def write(self, words: Words, out: NDArray[np.uint8]) -> int:
+    def write(self, words: Words, out: NDArray[np.uint8], *, thorough: bool = False) -> int:
         """Code all words of a literal.
 
         Parameters
@@ -283,6 +283,8 @@ class Conditioned(Parametric):
             Read only.
         out : uint8 array, shape (at least the bytes of the words,)
             The caller's buffer, written to from its start on.
+        thorough : bool
+            Whether the payload may take longer to plan than to code.
 
         Returns
         -------

@@ -43,10 +43,13 @@ class Literal:
         Name of its encoding, empty while undecided.
     params : tuple of int
         Parameters of a conditioned encoding.
+    thorough : bool
+        Whether its writer takes time; neither text nor wire tell.
     """
 
     encoding: str = ""
     params: tuple[int, ...] = ()
+    thorough: bool = False
 
     @property
     def coder(self) -> Encoding | Conditioned:

@@ -101,7 +101,7 @@ def write(node: Node, sought: Sought, stream: Stream, at: int, payloads: Payload
         coder = op.coder if op.encoding else None
         if not isinstance(coder, Conditioned):
             return _write_region(node, sought, stream, at, payloads)
-        n_bytes = coder.write(_whole(sought, stream), payloads.room(at, stream.n_bytes))
+        n_bytes = coder.write(_whole(sought, stream), payloads.room(at, stream.n_bytes), thorough=op.thorough)
         payloads.add(op, stream, n_bytes)
         return at + n_bytes if n_bytes >= 0 else -1
     if op.pointwise:

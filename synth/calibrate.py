@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from operators.base import Stream
-from operators.words import Words, dtype_of
+from operators.words import Words
 from synth.hole import Edge, Hole, Setting
 from synth.options import SearchOptions
 from synth.prior import Evidence, Prior, Remembered
@@ -86,7 +86,7 @@ def _remembered(sample: TensorSample, name: str, winner: Weighed) -> dict[str, R
 def learn_from(sample: TensorSample, options: SearchOptions, base: Prior, evidence: Evidence, seed: int) -> Weighed:
     """Search one tensor and count what was worth its expansion; return the winner."""
     columns = sample.columns if sample.rows > 1 and 1 < sample.columns < sample.words.size else 0
-    setting = Setting(dtype_of(sample.dtype), options.sample_words, options.exact_words, options.coder)
+    setting = Setting.of(sample.dtype, options)
     search = Search(setting.root(sample.words, columns), options)
     search.run(base, ORDERED_EXPANSIONS)
     search.run(Prior.uniform(), ORDERED_EXPANSIONS + SHUFFLED_EXPANSIONS, shuffle=seed)

@@ -17,7 +17,7 @@ from operators.kernels.tile_costs import table_costs
 from operators.kernels.tile_heads import scale_bits
 from operators.literals.scaled import Scaled
 from operators.literals.scaled_huffman import ScaledHuffman
-from operators.literals.tiled import TILE_ROWS, Scales, Tiled, view_columns
+from operators.literals.tiled import THOROUGH, TILE_ROWS, USUAL, Scales, Tiled, view_columns
 from operators.program import LIT, Literal, Node
 from operators.words import Dtype, Words
 from synth.cost import BYTE_Q8, Q8, literal_q8, node_q8
@@ -55,6 +55,8 @@ class Condition(Step):
         The encoding.
     tables : int or None
         ``2**tables`` tables an octave; None while they are to be swept.
+    thorough : bool
+        Whether the leaf is planned from all words.
     """
 
     fixed = True
@@ -64,6 +66,7 @@ class Condition(Step):
     layout: Dtype
     kind: type[Tiled]
     tables: int | None = None
+    thorough: bool = False
 
     @property
     def label(self) -> str:
@@ -82,7 +85,7 @@ class Condition(Step):
         """Return the node of a leaf, a literal that the emitter is to choose where the words are too few."""
         if stream.n_words < MIN_WORDS:
             return LIT
-        return Node(Literal(self.kind.name, self.encoding(stream, columns).params))
+        return Node(Literal(self.kind.name, self.encoding(stream, columns).params, self.thorough))
 
     def expand(self, hole: Hole) -> Expansion | None:
         costs = self.costs(hole)
@@ -91,7 +94,7 @@ class Condition(Step):
     def exact_q8(self, words: Words, stream: Stream, columns: int) -> int | None:
         """Return the cost by the bytes that the encoding writes, or None where it gives up."""
         encoding = self.encoding(stream, columns)
-        n_bytes = encoding.write(words, np.empty(words.nbytes, np.uint8))
+        n_bytes = encoding.write(words, np.empty(words.nbytes, np.uint8), thorough=self.thorough)
         return None if n_bytes < 0 else _node_q8(encoding) + literal_q8(n_bytes * BYTE_Q8)
 
     def words(self, hole: Hole) -> tuple[Words, int] | None:
@@ -146,12 +149,12 @@ class Condition(Step):
 
 def _scales_of(encoding: Tiled, hole: Hole, words: Words, below: int, step: int) -> Scales:
     """Return the scales of a leaf. Those of rows and columns, and signs, are measured once for all conditions."""
-    measured = hole.setting.measured
+    measured, effort = hole.setting.measured, THOROUGH if hole.setting.thorough else USUAL
 
     def measure(part: Tiled) -> Scales:
-        key = (id(words), below, *part.params)
+        key = (id(words), below, step, *part.params)
         if key not in measured:
-            measured[key] = words, part.scales_of(words, below, step)
+            measured[key] = words, part.scales_of(words, below, step, effort)
         return measured[key][1]
 
     scales = measure(replace(encoding, signed=min(encoding.signed, 1), scales=2 if encoding.scales else 0))
@@ -182,7 +185,7 @@ def cheapest(hole: Hole, steps: Iterable[Condition]) -> Condition | None:
     for step in steps:
         costs = step.costs(hole)
         if costs is not None and (best is None or min(costs) < best[0]):
-            best = min(costs), replace(step, tables=costs.index(min(costs)))
+            best = min(costs), replace(step, tables=costs.index(min(costs)), thorough=hole.setting.thorough)
     return None if best is None else best[1]
 
 

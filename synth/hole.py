@@ -16,7 +16,7 @@ import numpy as np
 from operators.base import Operator, Stream
 from operators.kernels.fields import split_field
 from operators.literals.tiled import Scales
-from operators.words import Dtype, Words, container
+from operators.words import Dtype, Words, container, dtype_of
 from synth.cost import (
     BYTE_Q8,
     NOT_COUNTED,
@@ -31,6 +31,7 @@ from synth.cost import (
     judge,
 )
 from synth.features import NARROW_BITS
+from synth.options import SearchOptions
 from synth.sample import Sample, take_sample
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Setting:
     sample_words: int
     exact_words: int
     coder: str = "rans"
+    thorough: bool = False
     """Of conditioned leaves, as in `SearchOptions`."""
     probe: LzProbe = field(default_factory=LzProbe)
     known: Known = field(default_factory=Known)
@@ -106,6 +108,11 @@ class Setting:
     """Scales and signs of rows and columns, likewise."""
     parted: dict[tuple[int, ...], tuple[Words, Words]] = field(default_factory=dict)
     """What was found to part rows, by the id of the words, which the value keeps alive."""
+
+    @classmethod
+    def of(cls, dtype: str | None, options: SearchOptions) -> Setting:
+        """Return the setting of a search of words of `dtype`."""
+        return cls(dtype_of(dtype), options.sample_words, options.exact_words, options.coder, options.thorough)
 
     def root(self, words: Words, columns: int) -> Hole:
         """Return the hole of a whole region, whose rows have `columns` words (0 for none)."""

@@ -50,6 +50,7 @@ OPTIONS = SearchOptions(
     max_held_bytes=1 << 30,
     min_gain_ppm=0,
     coder="rans",
+    thorough=False,
     share=False,
 )
 

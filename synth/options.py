@@ -40,6 +40,8 @@ class SearchOptions:
         An expansion must be expected to save this part of the tensor, in millionths; 0 never stops early.
     coder : {"rans", "huffman"}
         Of leaves in the context of scales: the smaller one, or the one that is fast on any CPU.
+    thorough : bool
+        Whether such leaves are planned from all their words, which takes as long as to code them.
     share : bool
         Whether tensors whose names differ by numbers alone, and that look alike, share a program (`synth.roles`).
     """
@@ -57,4 +59,5 @@ class SearchOptions:
     max_held_bytes: int
     min_gain_ppm: int
     coder: Literal["rans", "huffman"]
+    thorough: bool
     share: bool

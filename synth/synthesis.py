@@ -9,9 +9,9 @@ from operators.base import Stream
 from operators.kernels.costing import first_change
 from operators.ops.const import Const
 from operators.program import Node
-from operators.words import Words, dtype_of
+from operators.words import Words
 from synth.cost import BYTE_Q8
-from synth.hole import Hole, Setting
+from synth.hole import Hole, Known, Setting
 from synth.options import SearchOptions
 from synth.prior import Prior
 from synth.search import Improvement, Search
@@ -113,7 +113,7 @@ def synthesise(
         The same for the same arguments, on any machine.
     """
     columns = columns if rows > 1 and 1 < columns < words.size else 0
-    setting = Setting(dtype_of(dtype), options.sample_words, options.exact_words, options.coder)
+    setting = Setting.of(dtype, options)
     search = Search(setting.root(words, columns), options)
     budget = budget_of(words.nbytes, options)
     search.run(prior, budget)
@@ -130,13 +130,8 @@ def finish(
     options = search.options
     root = search.root
     if not (root.exact or _is_clear(search)):
-        root = Setting(
-            setting.dtype,
-            options.finish_words,
-            options.finish_words,
-            options.coder,
-            setting.probe,
-            parted=setting.parted,
+        root = replace(
+            setting, sample_words=options.finish_words, exact_words=options.finish_words, known=Known(), conditioned={}
         ).root(words, columns)
         root.detected = search.root.detected
     last_first = [improvement.template for improvement in reversed(search.improvements)]

@@ -28,12 +28,8 @@ from operators.words import Words
 MAX_COLUMNS = 1 << 16
 TILE_ROWS = 64
 HEAD_BYTES = 8
-MIN_SAMPLED_WORDS, MAX_SAMPLED_WORDS, SAMPLED_PART = 1 << 15, 3 << 16, 16
-"""Words from which the tables of a literal are made: of large ones a part is as good, to one in 5,000."""
-SAMPLED_ROWS = 128
-"""Rows from which the scales of columns are made."""
-ROW_CHUNKS = 4
-"""Runs of 64 columns from which the scale of a row is made."""
+MIN_SAMPLED_WORDS = 1 << 15
+"""Words from which the tables of a literal are made at least."""
 FLOOR_OCTAVES = 12
 """Exponents so far below the mean count no further: zeros say nothing of a scale."""
 FLAT_COLUMNS = 2048
@@ -48,6 +44,32 @@ Tables: TypeAlias = NDArray[Any]
 """A number for each symbol of each table, shape (n_tables, SYMBOLS): frequencies, or lengths of codes."""
 NO_SCALES: Array32 = np.empty(0, np.int32)
 NO_LEVELS: Array8 = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How many of the words a plan looks at, which no reader has to know.
+
+    Attributes
+    ----------
+    row_chunks : int
+        Runs of 64 columns from which the scale of a row is made.
+    column_rows : int
+        Rows from which the scales of columns are made.
+    table_part, table_words : int
+        One word in so many, and at most so many words, from which tables are made.
+    """
+
+    row_chunks: int
+    column_rows: int
+    table_part: int
+    table_words: int
+
+
+USUAL = Effort(4, 128, 16, 3 << 16)
+"""Costs a fifth of the coding; tables from a part of a large literal are as good, to one in 5,000."""
+THOROUGH = Effort(MAX_COLUMNS, 1 << 16, 1, 1 << 30)
+"""Everything: smaller by one part in 500, at more than the cost of the coding."""
 
 
 class Buffers(threading.local):
@@ -329,12 +351,12 @@ class Tiled(Conditioned):
 
     # -- both ways ----------------------------------------------------------------------------------------
 
-    def write(self, words: Words, out: Array8) -> int:
+    def write(self, words: Words, out: Array8, *, thorough: bool = False) -> int:
         stream = Stream(8 * words.itemsize, words.size)
         layout = self.layout(stream)
         if not layout.tiles and not layout.tail_columns:
             return -1
-        plan, counts = self.plan(words)
+        plan, counts = self.plan(words, THOROUGH if thorough else USUAL)
         by_rows, by_columns, by_signs = self._sections(plan)
         scale_bytes = 6 * (by_rows.size + by_columns.size) + by_signs.size
         head = BUFFERS.take("head", scale_bytes + TABLE_BYTES * self.n_tables + SLACK)
@@ -381,7 +403,7 @@ class Tiled(Conditioned):
 
     # -- contexts -----------------------------------------------------------------------------------------
 
-    def scales_of(self, words: Words, below: int = 0, step: int = 1) -> Scales:
+    def scales_of(self, words: Words, below: int = 0, step: int = 1, effort: Effort = USUAL) -> Scales:
         """Return the scales of every `step`-th row, and those of columns.
 
         Parameters
@@ -390,6 +412,7 @@ class Tiled(Conditioned):
         below : int
             Bits of `words` below the words of the literal, where these are their upper bits.
         step : int
+        effort : Effort
 
         Notes
         -----
@@ -397,7 +420,7 @@ class Tiled(Conditioned):
         the same for all, and a scale says but which table (`operators.kernels.magnitudes`).
         """
         if not self.signed:
-            return self._magnitudes_of(words, below, step)
+            return self._magnitudes_of(words, below, step, effort)
         width = 8 * words.itemsize
         n_rows = TILE_ROWS * (words.size // self.columns // TILE_ROWS)
         shift = below + self.low_bits + self.fraction_bits
@@ -410,10 +433,10 @@ class Tiled(Conditioned):
         column_scales = np.zeros(self.columns, np.int32)
         levels, flips = np.zeros(self.columns, np.uint8), np.zeros(self.columns, np.uint8)
         if n_rows:
-            column_step = max(1, n_rows // SAMPLED_ROWS)
+            column_step = max(1, n_rows // effort.column_rows)
             column_sums = BUFFERS.take("columns", self.columns, np.uint32)
             if self.scales:
-                kernels.row_scales(words, self.columns, step, shift, mask, floor, ROW_CHUNKS, row_scales)
+                kernels.row_scales(words, self.columns, step, shift, mask, floor, effort.row_chunks, row_scales)
             if self.scales == 2:
                 kernels.column_scales(
                     words, self.columns, n_rows, column_step, shift, mask, floor, column_sums, column_scales
@@ -422,7 +445,7 @@ class Tiled(Conditioned):
                 kernels.column_signs(words, self.columns, n_rows, column_step, column_sums, levels, flips)
         return Scales(row_scales, column_scales, levels, flips, STEPS * mean + STEPS // 2)
 
-    def _magnitudes_of(self, words: Words, below: int, step: int) -> Scales:
+    def _magnitudes_of(self, words: Words, below: int, step: int, effort: Effort) -> Scales:
         width = 8 * words.itemsize - below
         n_rows = TILE_ROWS * (words.size // self.columns // TILE_ROWS)
         top = min(ESCAPE - 1, (1 << self.field_bits(width)) - 1) >> self.fraction_bits
@@ -432,8 +455,8 @@ class Tiled(Conditioned):
         if n_rows and self.scales:
             sums = BUFFERS.take("columns", self.columns, np.uint32)
             magnitudes.magnitude_scales(
-                words[: n_rows * self.columns], below, (1 << width) - 1, step, max(1, n_rows // SAMPLED_ROWS),
-                ROW_CHUNKS, sums, rows, columns if self.scales == 2 else NO_SCALES,
+                words[: n_rows * self.columns], below, (1 << width) - 1, step, max(1, n_rows // effort.column_rows),
+                effort.row_chunks, sums, rows, columns if self.scales == 2 else NO_SCALES,
             )  # fmt: skip
             rows -= np.int32(2 * int(rows.sum()) // rows.size + 1 >> 1)
             # Six classes of rows and three of columns: their sums are the eight steps of one octave.
@@ -462,12 +485,12 @@ class Tiled(Conditioned):
         )
         return counts
 
-    def plan(self, words: Words) -> tuple[ScalePlan, NDArray[np.int64]]:
+    def plan(self, words: Words, effort: Effort = USUAL) -> tuple[ScalePlan, NDArray[np.int64]]:
         """Return the contexts of all words, and the counts of symbols in each table from a sample.
 
         The window is chosen here, and moves the scales of rows.
         """
-        scales = self.scales_of(words)
+        scales = self.scales_of(words, effort=effort)
         n_rows = scales.rows.size
         order, column_order = np.arange(n_rows, dtype=np.int32), np.arange(self.columns, dtype=np.int32)
         tiles = np.full(n_rows // TILE_ROWS, scales.tail, np.int32)
@@ -476,7 +499,7 @@ class Tiled(Conditioned):
             kernels.tile_scales(scales.rows, order, tiles)
         if self.scales == 2 or self.signed == 2:
             kernels.order_by(scales.columns, scales.levels, column_order)
-        n_sampled = min(max(words.size // SAMPLED_PART, MIN_SAMPLED_WORDS), MAX_SAMPLED_WORDS)
+        n_sampled = min(max(words.size // effort.table_part, MIN_SAMPLED_WORDS), effort.table_words)
         sampled = self.counts_of(words, scales, order, np.repeat(tiles, TILE_ROWS), n_sampled)
         counts = np.empty((self.n_tables, SYMBOLS), np.int64)
         head = STEPS * kernels.window_counts(sampled, self.fraction_bits, self.tables, counts)

@@ -125,7 +125,7 @@ class Curve:
 def curve(tensor: Tensor, options: SearchOptions, prior: Prior, weights: dict[Template | None, int]) -> Curve:
     """Search to the largest budget; weigh every better program on the larger sample."""
     sample = tensor.sample
-    setting = Setting(dtype_of(sample.dtype), options.sample_words, options.exact_words)
+    setting = Setting.of(sample.dtype, options)
     columns = sample.columns if sample.rows > 1 else 0
     search = Search(setting.root(sample.words, columns), options)
     search.run(prior, BUDGETS[-1])

@@ -37,3 +37,9 @@ def test_the_recipe_decides_the_coder(coder: Literal["rans", "huffman"]) -> None
     assert str(found.program).startswith(f"{KINDS[coder].name}[")
     assert found.winner.encoding == KINDS[coder].name
     encoded(found, SCALED.words)
+
+
+def test_a_thorough_plan_is_no_larger() -> None:
+    usual, thorough = (search(SCALED, thorough=flag) for flag in (False, True))
+    assert str(usual.program) == str(thorough.program)
+    assert encoded(thorough, SCALED.words).body_bytes < encoded(usual, SCALED.words).body_bytes
