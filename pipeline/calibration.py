@@ -6,7 +6,6 @@ that every driver of a run reads the same words and learns the same prior.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -22,7 +21,7 @@ from pipeline.tasks import segment_words
 from synth.calibrate import MAX_TENSORS, TensorSample, calibrate
 from synth.options import SearchOptions
 from synth.prior import Prior
-from synth.roles import role_of
+from synth.roles import SMALL_WORDS, kind_of
 
 REGION_BYTES = 8 << 20
 """Bytes of a tensor that are read, in whole rows."""
@@ -50,39 +49,29 @@ def learn_prior(source: SourceStore, plan: Plan, options: SearchOptions, base: P
             continue  # its task will fail it alone
         words = segment_words(region, data)
         rows = region.n_rows if region.n_rows and words.size % region.n_rows == 0 else 1
-        name = segment.tensor if _is_whole(region) else None
-        samples.append(TensorSample(words, region.dtype, rows, words.size // rows, name))
+        samples.append(TensorSample(words, region.dtype, rows, words.size // rows, segment.tensor))
     return calibrate(samples, options, base)
 
 
 def choose(plan: Plan) -> list[tuple[Part, Segment]]:
     """Return the first segments of up to `MAX_TENSORS` tensors, taking one of each stratum in turn.
 
-    A stratum is a dtype and a power of four of the size; inside it tensors of other roles come first, in the order
-    of a digest of the tensor's name, which no habit of naming can bias.
+    A stratum is a dtype and a power of four of the size. Tensors of other roles come first in all of them, inside
+    it in the order of a digest of the tensor's name, which no habit of naming can bias.
     """
     strata: dict[tuple[str, int], list[tuple[int, bytes, Part, Segment]]] = {}
-    seen: Counter[str] = Counter()
+    seen: Counter[tuple[str, int, str | None]] = Counter()
     for part, segment in _first_segments(plan):
         stratum = (segment.dtype or "", segment.n_bytes.bit_length() // 2)
         rank = blake3(f"{part.info.key}\0{segment.tensor}".encode("utf-8", "surrogateescape")).digest()
-        role = role_of(segment.tensor or "", segment.n_bytes, segment.dtype, segment.n_rows, 0)
+        n_words = segment.n_bytes * 8 // dtype_of(segment.dtype).word_bits
+        kind = (kind_of(segment.tensor or ""), segment.n_bytes) if n_words > SMALL_WORDS else ("", 0)
+        role = (*kind, segment.dtype)
         strata.setdefault(stratum, []).append((seen[role], rank, part, segment))
         seen[role] += 1
     queues = [sorted(strata[stratum], key=lambda item: item[:2]) for stratum in sorted(strata)]
-    chosen: list[tuple[Part, Segment]] = []
-    depth = 0
-    while len(chosen) < MAX_TENSORS and any(depth < len(queue) for queue in queues):
-        chosen += [queue[depth][2:] for queue in queues if depth < len(queue)]
-        depth += 1
-    return chosen[:MAX_TENSORS]
-
-
-def _is_whole(segment: Segment) -> bool:
-    """Whether a segment is all of its tensor, in whole words."""
-    dtype = dtype_of(segment.dtype)
-    n_bytes = math.prod(segment.shape or ()) * dtype.element_bits // 8
-    return segment.dtype is not None and segment.n_bytes == n_bytes and not segment.n_bytes * 8 % dtype.word_bits
+    turns = [(item[0] > 0, depth, place) for place, queue in enumerate(queues) for depth, item in enumerate(queue)]
+    return [queues[place][depth][2:] for _, depth, place in sorted(turns)[:MAX_TENSORS]]
 
 
 def _first_segments(plan: Plan) -> Iterator[tuple[Part, Segment]]:

@@ -28,7 +28,7 @@ from pipeline.segments import Segment
 from pipeline.store import SourceStore, Store, open_source, open_store
 from synth.options import SearchOptions
 from synth.prior import Prior
-from synth.roles import Roles
+from synth.roles import Recalled, Roles
 from synth.synthesis import Synthesis, synthesise
 
 RECORD_SLACK_BYTES = 64 << 10
@@ -111,8 +111,7 @@ class Encoder:
     def __init__(self, options: SearchOptions, prior: Prior) -> None:
         self._roles = Roles(options, prior)
         self._tensor: tuple[str, str | None] | None = None
-        self._found: Synthesis | None = None
-        self._recalled = False
+        self._found: Synthesis | Recalled | None = None
         self._decoded = np.empty(0, np.uint8)
         self._written = np.empty(0, np.uint8)
         self.alarms: list[str] = []
@@ -141,36 +140,52 @@ class Encoder:
         assert row.digest is not None
         words = segment_words(row.segment, data)
         self._written = _grown(self._written, len(data) + RECORD_SLACK_BYTES, RECORD_BYTES)
-        program, expansions = self._program_for(row, words)
-        encoded = self._encoded(program, words, row.digest)
-        if self._recalled and self._is_missed(encoded):
-            program, expansions = self._searched(row, words)
-            encoded = self._encoded(program, words, row.digest)
-        if expansions and self._found is not None and self._is_missed(encoded):
-            encoded = self._smallest(self._found, encoded, words, row.digest)
+        encoded, expansions = self._coded(row, words, row.digest)
         if encoded is None or encoded.body_bytes >= len(data):
             encoded = _literal(words, row.digest)
-        if not self._restores(encoded, len(data)):
+        if not self._restores(encoded, data):
             self.alarms.append(row.where)
             encoded = _literal(words_of(data, 8), row.digest, "raw")
-            if not self._restores(encoded, len(data)):
+            if not self._restores(encoded, data):
                 raise InternalError("a raw record that decodes to its bytes", "other bytes", row.where, "report it")
         return encoded, expansions
 
-    def _is_missed(self, encoded: Encoded | None) -> bool:
-        assert self._found is not None
-        return encoded is None or self._found.is_missed(encoded.body_bytes)
+    def _coded(self, row: Row, words: Words, digest: bytes) -> tuple[Encoded | None, int]:
+        """Search once per tensor and task; its further segments, and tensors of its role, share the program."""
+        tensor = (row.file, row.tensor)
+        if row.tensor is not None and tensor == self._tensor and self._found is not None:
+            return self._encoded(self._found.program_for(words), words, digest), 0
+        self._tensor = tensor
+        rows, columns = shape_of(row, words)
+        row_words = columns if rows > 1 else 0
+        recalled = self._roles.recall(row.tensor, words, row.dtype, row_words)
+        if recalled is not None:
+            encoded = self._encoded(recalled.program, words, digest)
+            if encoded is not None and not recalled.is_missed(encoded.body_bytes):
+                self._found = recalled
+                return encoded, 0
+        found = self._found = self._roles.search(words, row.dtype, rows, columns)
+        encoded = self._encoded(found.program, words, digest)
+        if found.expansions and (encoded is None or found.is_missed(encoded.body_bytes)):
+            found, encoded = self._smallest(found, encoded, words, digest)
+            self._found = found
+        if encoded is not None and words.size:
+            self._roles.remember(row.tensor, words, row.dtype, row_words, found, encoded)
+        return encoded, found.expansions
 
-    def _smallest(self, found: Synthesis, encoded: Encoded | None, words: Words, digest: bytes) -> Encoded | None:
+    def _smallest(
+        self, found: Synthesis, encoded: Encoded | None, words: Words, digest: bytes
+    ) -> tuple[Synthesis, Encoded | None]:
         """Return the first finalist that takes what it promised, or the smallest; further segments follow it."""
         best = None if encoded is None else replace(encoded, record=bytes(encoded.record))
+        chosen = found
         for other in found.others():
             tried = self._encoded(other.program_for(words), words, digest)
             if tried is not None and (best is None or tried.body_bytes < best.body_bytes):
-                best, self._found = replace(tried, record=bytes(tried.record)), other
+                best, chosen = replace(tried, record=bytes(tried.record)), other
                 if not other.is_missed(tried.body_bytes):
                     break  # those that follow were expected to be larger
-        return best
+        return chosen, best
 
     def _encoded(self, program: Node, words: Words, digest: bytes) -> Encoded | None:
         """Return the record of `program`, or None where it does not fit `words` or a limit of the format."""
@@ -182,29 +197,11 @@ class Encoder:
             return None
         return encoded
 
-    def _program_for(self, row: Row, words: Words) -> tuple[Node, int]:
-        """Search once per tensor and task; its further segments, and tensors of its role, share the program."""
-        tensor = (row.file, row.tensor)
-        self._recalled = False
-        if row.tensor is not None and tensor == self._tensor and self._found is not None:
-            return self._found.program_for(words), 0
-        self._tensor = tensor
-        recalled = self._roles.recall(row.tensor, words, row.dtype, *shape_of(row, words))
-        if recalled is None:
-            return self._searched(row, words)
-        self._recalled = True
-        self._found = recalled
-        return recalled.program, 0
-
-    def _searched(self, row: Row, words: Words) -> tuple[Node, int]:
-        self._found = self._roles.search(row.tensor, words, row.dtype, *shape_of(row, words))
-        return self._found.program, self._found.expansions
-
-    def _restores(self, encoded: Encoded, n_bytes: int) -> bool:
-        self._decoded = _grown(self._decoded, n_bytes, SEGMENT_BYTES)
+    def _restores(self, encoded: Encoded, data: memoryview) -> bool:
+        self._decoded = _grown(self._decoded, len(data), SEGMENT_BYTES)
+        decoded = self._decoded[: len(data)]
         try:
-            # The record carries the digest of the source bytes, so decoding compares with them.
-            execute(encoded.record, n_bytes=n_bytes, out=self._decoded[:n_bytes])
+            execute(encoded.record, n_bytes=len(data), out=decoded)
         except DamageError:
             return False
         return True

@@ -12,15 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from operators.base import Stream
 from operators.words import Words
 from synth.hole import Edge, Hole, Setting
 from synth.options import SearchOptions
 from synth.prior import Evidence, Prior, Remembered
-from synth.roles import glance, role_of
+from synth.roles import MAX_KNOWN, remembered_as, role_of, written
 from synth.search import Search
-from synth.synthesis import finish
-from synth.template import Template, Weighed, fit
+from synth.synthesis import Synthesis, finish
+from synth.template import Template
 
 ORDERED_EXPANSIONS = 256
 SHUFFLED_EXPANSIONS = 256
@@ -40,7 +39,7 @@ class TensorSample:
     rows, columns : int
         As for `synthesise`.
     name : str or None
-        Of the tensor, where the region is all of it, so that its program may serve others of its role.
+        Of the tensor, so that its program may serve others of its role.
     """
 
     words: Words
@@ -63,37 +62,32 @@ def calibrate(samples: Sequence[TensorSample], options: SearchOptions, base: Pri
     base : Prior
     """
     evidence = Evidence()
-    programs: dict[str, Remembered] = {}
+    programs: dict[str, tuple[Remembered, ...]] = {}
     for index, sample in enumerate(samples[:MAX_TENSORS]):
-        winner = learn_from(sample, options, base, evidence, seed=index)
-        if sample.name is not None and options.share:
-            programs |= _remembered(sample, sample.name, winner)
+        found = learn_from(sample, options, base, evidence, seed=index)
+        if options.share and sample.words.size:
+            columns = sample.columns if sample.rows > 1 else 0
+            role = role_of(sample.name, sample.words, sample.dtype, columns)
+            known = programs.setdefault(role, ())
+            encoded = written(found.program, sample.words)
+            if encoded is not None and len(known) < MAX_KNOWN:
+                remembered = remembered_as(found, sample.words, columns, encoded)
+                if remembered.program not in [one.program for one in known]:
+                    programs[role] = (*known, remembered)
     return base.plus(evidence.prior(programs=programs))
 
 
-def _remembered(sample: TensorSample, name: str, winner: Weighed) -> dict[str, Remembered]:
-    """Return the program of a tensor by its role; none where it depends on more than the shape."""
-    if winner.template is not None and not winner.template.fixed:
-        return {}
-    columns = sample.columns if sample.rows > 1 else 0
-    stream = Stream(8 * sample.words.itemsize, sample.words.size)
-    program = fit(winner.template, sample.words[:0], stream, columns)
-    role = role_of(name, sample.words.size, sample.dtype, sample.rows, sample.columns)
-    bits_q18 = (winner.cost_q8 << 10) // max(1, sample.words.size)
-    return {role: Remembered(glance(sample.words, columns), str(program), bits_q18)}
-
-
-def learn_from(sample: TensorSample, options: SearchOptions, base: Prior, evidence: Evidence, seed: int) -> Weighed:
-    """Search one tensor and count what was worth its expansion; return the winner."""
+def learn_from(sample: TensorSample, options: SearchOptions, base: Prior, evidence: Evidence, seed: int) -> Synthesis:
+    """Search one tensor and count what was worth its expansion; return what was found."""
     columns = sample.columns if sample.rows > 1 and 1 < sample.columns < sample.words.size else 0
     setting = Setting.of(sample.dtype, options)
     search = Search(setting.root(sample.words, columns), options)
     search.run(base, ORDERED_EXPANSIONS)
     search.run(Prior.uniform(), ORDERED_EXPANSIONS + SHUFFLED_EXPANSIONS, shuffle=seed)
-    winner = finish(search, setting, sample.words, columns, search.expansions, release=False).winner
-    count(evidence, search, winner.template)
+    found = finish(search, setting, sample.words, columns, search.expansions, release=False)
+    count(evidence, search, found.winner.template)
     search.release()
-    return winner
+    return found
 
 
 def count(evidence: Evidence, search: Search, winner: Template | None) -> None:

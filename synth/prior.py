@@ -102,16 +102,21 @@ class Remembered:
 
     Attributes
     ----------
-    alike : tuple of int
-        What others have to look like.
     program : str
     bits_q18 : int
         What it took for a word, in 2**-18 bit.
+    columns, n_words : int
+        Words of a row, and of all, for which it was made; 0 where they do not matter.
     """
 
-    alike: tuple[int, ...]
     program: str
     bits_q18: int
+    columns: int
+    n_words: int
+
+    def fits(self, n_words: int, columns: int) -> bool:
+        """Whether words may want it, so many in all and in a row."""
+        return self.columns in (0, columns) and self.n_words in (0, n_words)
 
 
 @dataclass(slots=True, eq=False)
@@ -126,14 +131,14 @@ class Prior:
         What it was learned from; for people.
     informed : bool
         False for the uniform prior, by which nothing is expected and nothing stops early.
-    programs : mapping of str to Remembered
-        By role.
+    programs : mapping of str to tuple of Remembered
+        By role, those that were found first first.
     """
 
     evidence: Mapping[str, Mapping[str, Counts]]
     provenance: tuple[Mapping[str, Any], ...] = ()
     informed: bool = True
-    programs: Mapping[str, Remembered] = field(default_factory=dict)
+    programs: Mapping[str, tuple[Remembered, ...]] = field(default_factory=dict)
     _ranked: dict[tuple[object, ...], list[tuple[Belief, Any]]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -213,7 +218,10 @@ class Prior:
             },
             "format": FORMAT,
             "informed": self.informed,
-            "programs": {role: [list(one.alike), one.program, one.bits_q18] for role, one in self.programs.items()},
+            "programs": {
+                role: [[one.program, one.bits_q18, one.columns, one.n_words] for one in known]
+                for role, known in self.programs.items()
+            },
             "provenance": list(self.provenance),
         }
         return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
@@ -260,15 +268,17 @@ class Prior:
         return cls(evidence, tuple(provenance), content["informed"], programs=_programs(content["programs"]))
 
 
-def _programs(content: Any) -> dict[str, Remembered]:
+def _programs(content: Any) -> dict[str, tuple[Remembered, ...]]:
     _require(isinstance(content, dict), "programs", content)
     programs = {}
-    for role, value in content.items():
-        valid = isinstance(value, list) and len(value) == 3 and isinstance(value[0], list)
-        valid = valid and all(type(number) is int for number in (*value[0], value[2])) and value[2] >= 0
-        _require(valid and isinstance(value[1], str), "alike, program and bits", value, role)
-        parse(value[1])  # or it raises FormatError
-        programs[role] = Remembered(tuple(value[0]), value[1], value[2])
+    for role, known in content.items():
+        _require(isinstance(known, list), "programs of a role", known, role)
+        for value in known:
+            valid = isinstance(value, list) and len(value) == 4 and isinstance(value[0], str)
+            valid = valid and all(type(number) is int and number >= 0 for number in value[1:])
+            _require(valid, "program, bits, columns and words", value, role)
+            parse(value[0])  # or it raises FormatError
+        programs[role] = tuple(Remembered(*value) for value in known)
     return programs
 
 
@@ -288,7 +298,7 @@ class Evidence:
                 counts[2] += gain_q10
 
     def prior(
-        self, provenance: Iterable[Mapping[str, Any]] = (), programs: Mapping[str, Remembered] | None = None
+        self, provenance: Iterable[Mapping[str, Any]] = (), programs: Mapping[str, tuple[Remembered, ...]] | None = None
     ) -> Prior:
         """Return the counts as a prior."""
         evidence = {

@@ -1,31 +1,74 @@
 """One search for tensors that play the same role.
 
-The layers of a network repeat: tensors whose names differ by numbers alone, of one dtype and shape, nearly
-always want the same program. It is taken from the prior, where calibration has searched one of them, or from
-the first of a task. A tensor takes it if it looks alike; whoever writes it compares the bytes with what the
-program took of the first (`synth.synthesis.Synthesis.is_missed`).
+The layers of a network repeat: tensors whose names differ by numbers alone nearly always want the same program, and
+small tensors of a dtype nearly always one of a few. They are taken from the prior, where calibration has searched
+such a tensor, or from those before in the task. A tensor takes one if nothing that shows at once is different
+(`operators.kernels.looks`); whoever writes it compares the bytes with what the program took before
+(`Recalled.is_missed`), and searches where it took more.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from operators.base import Stream
-from operators.program import parse
+from operators.errors import DamageError
+from operators.kernels.costing import first_change
+from operators.kernels.looks import look
+from operators.ops.const import Const
+from operators.program import Node, parse
+from operators.run import Encoded, encode
 from operators.words import Words
-from synth.cost import judge
 from synth.options import SearchOptions
 from synth.prior import Prior, Remembered
-from synth.sample import take_sample
-from synth.synthesis import Synthesis, synthesise
-from synth.template import Weighed
+from synth.synthesis import MISSED_BYTES, MISSED_PERCENT, Synthesis, synthesise
+from synth.template import fit
 
-GLANCE_WORDS = 4096
-"""Words by which tensors look alike."""
 SMALL_WORDS = 1 << 12
-"""Up to so many words a search takes longer than its result is worth."""
+"""Up to so many words tensors go by their dtype: a search takes longer than its result is worth."""
+TEXT_BYTES = 1 << 12
+"""First bytes by which text is known."""
+NOT_TEXT = 64
+"""One byte in so many may be none of ASCII: a header begins with its length."""
+MAX_KNOWN = 4
+"""Programs that are remembered for tensors of one kind."""
 _NUMBER = re.compile(r"\d+")
+_TEXT = Remembered("lz", 3 << 18, 0, 0)
+"""Of text, such as headers, which needs no search if LZ takes three bits a byte or less: no other code does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """A program for a tensor, found for another.
+
+    Attributes
+    ----------
+    program : Node
+        For the words that it was recalled for.
+    expected_bits : int
+        What it would take if it did as well as before.
+    found : Synthesis or None
+        The search of the other, where the program has to be fitted to words.
+    """
+
+    program: Node
+    expected_bits: int
+    found: Synthesis | None = None
+
+    def program_for(self, words: Words) -> Node:
+        """Return the program for other words of the same tensor: one of its segments."""
+        if self.found is not None:
+            return self.found.program_for(words)
+        return _constant(words) or self.program
+
+    def is_missed(self, n_bytes: int) -> bool:
+        """Whether a program of `n_bytes` is so much larger than before that the tensor is to be searched."""
+        return n_bytes > MISSED_PERCENT * self.expected_bits // 800 + MISSED_BYTES
+
 
 class Roles:
     """Searches tensors, and remembers what was found for each role.
@@ -40,59 +83,111 @@ class Roles:
     def __init__(self, options: SearchOptions, prior: Prior) -> None:
         self._options = options
         self._prior = prior
-        self._found: dict[str, tuple[tuple[int, ...], Synthesis]] = {}
+        self._found: dict[str, list[tuple[Remembered, Synthesis | None]]] = {}
 
     def clear(self) -> None:
-        """Forget all roles: a task must not depend on those before it."""
+        """Forget what tasks have found: one must not depend on those before it."""
         self._found.clear()
 
-    def search(self, name: str | None, words: Words, dtype: str | None, rows: int, columns: int) -> Synthesis:
+    def search(self, words: Words, dtype: str | None, rows: int, columns: int) -> Synthesis:
         """Search a tensor as `synth.synthesis.synthesise` does."""
-        found = synthesise(words, dtype=dtype, rows=rows, columns=columns, options=self._options, prior=self._prior)
-        if self._options.share:
-            role = role_of(name, words.size, dtype, rows, columns)
-            if role not in self._found:
-                self._found[role] = glance(words, columns), found
-        return found
+        return synthesise(words, dtype=dtype, rows=rows, columns=columns, options=self._options, prior=self._prior)
 
-    def recall(self, name: str | None, words: Words, dtype: str | None, rows: int, columns: int) -> Synthesis | None:
-        """Return what was found for a tensor of this role that looks like this one, fitted to it, or None."""
+    def remember(
+        self, name: str | None, words: Words, dtype: str | None, columns: int, found: Synthesis, encoded: Encoded
+    ) -> None:
+        """Keep what was found for a tensor, and the encodings with which it was written, for others of its role."""
         if not self._options.share:
+            return
+        known = self._found.setdefault(role_of(name, words, dtype, columns), [])
+        if len(known) < MAX_KNOWN:
+            remembered = remembered_as(found, words, columns, encoded)
+            if is_fitted(found):
+                known.append((replace(remembered, n_words=0), found))
+            else:
+                known.append((remembered, None))
+
+    def recall(self, name: str | None, words: Words, dtype: str | None, columns: int) -> Recalled | None:
+        """Return the program of a tensor of this role that looks like this one, or None.
+
+        Parameters
+        ----------
+        name : str or None
+            Of the tensor.
+        words : Words
+        dtype : str or None
+        columns : int
+            Words of a row, 0 where there are none.
+        """
+        if not self._options.share or not words.size:
             return None
-        role = role_of(name, words.size, dtype, rows, columns)
-        known = self._found.get(role)
-        remembered = self._prior.programs.get(role)
-        if known is None and remembered is None:
-            return None
-        seen = glance(words, columns)
-        if known is not None and known[0] == seen:
-            found = known[1]
-            return replace(found, program=found.program_for(words), expansions=0, trace=(), runners_up=())
-        if known is None and remembered is not None and remembered.alike == seen:
-            return _recalled(remembered, words, columns)
+        role = role_of(name, words, dtype, columns)
+        known = [*((one, None) for one in self._prior.programs.get(role, ())), *self._found.get(role, ())]
+        known = [pair for pair in known if pair[0].fits(words.size, columns)]
+        if not known:
+            constant = _constant(words)
+            if constant is not None:
+                return Recalled(constant, 0)
+            return _recalled(_TEXT, None, words) if _is_text(words, dtype) else None
+        recalled = [_recalled(remembered, found, words) for remembered, found in reversed(known)]
+        if len(recalled) == 1 or words.size > SMALL_WORDS:
+            return recalled[0]  # the last one that was found
+        return min(recalled, key=lambda one: _bits_of(one, words))
+
+
+def _recalled(remembered: Remembered, found: Synthesis | None, words: Words) -> Recalled:
+    program = _parsed(remembered.program) if found is None else found.program_for(words)
+    return Recalled(program, remembered.bits_q18 * words.size >> 18, found)
+
+
+def _bits_of(recalled: Recalled, words: Words) -> int:
+    """Return what a program takes of small `words`, or what it took of others where only its record could tell."""
+    encoded = written(recalled.program, words)
+    return 8 * (words.nbytes if encoded is None else encoded.body_bytes)
+
+
+_parsed = functools.lru_cache(1 << 12)(parse)
+
+
+def written(program: Node, words: Words) -> Encoded | None:
+    """Return the record of a program that was found for other words, or None where it cannot produce these."""
+    try:
+        return encode(program, words)
+    except DamageError:
         return None
 
 
-def _recalled(remembered: Remembered, words: Words, columns: int) -> Synthesis:
-    stream = Stream(8 * words.itemsize, words.size)
-    cost_q8 = remembered.bits_q18 * words.size >> 10
-    winner = Weighed(None, "root", stream, cost_q8, "", ())
-    return Synthesis(
-        parse(remembered.program), None, winner, cost_q8, (), expansions=0, budget=0, stopped="recalled", trace=(),
-        columns=columns,
-    )  # fmt: skip
+def _constant(words: Words) -> Node | None:
+    return Node(Const(int(words[0]))) if words.size > 1 and first_change(words, 1) == words.size else None
 
 
-def role_of(name: str | None, n_words: int, dtype: str | None, rows: int, columns: int) -> str:
-    """Return the role of a tensor: its name without numbers, dtype and shape. Small ones go by the latter alone."""
-    kind = _NUMBER.sub("#", name or "") if n_words > SMALL_WORDS else ""
-    return f"{kind}|{dtype}|{n_words}|{rows}|{columns}"
+def _is_text(words: Words, dtype: str | None) -> bool:
+    start = words[:TEXT_BYTES]
+    return dtype is None and words.itemsize == 1 and int(np.count_nonzero(start > 127)) * NOT_TEXT <= start.size
 
 
-def glance(words: Words, columns: int) -> tuple[int, ...]:
-    """Return the buckets of a small sample of a tensor."""
-    width_bits = 8 * words.itemsize
-    sample = take_sample(words, width_bits, columns, GLANCE_WORDS, GLANCE_WORDS)
-    verdict = judge(sample.words, 0, sample.stream, row_below=sample.row_below)
-    *seen, near, row_near = verdict.features
-    return (*seen, near >> 1, row_near >> 1)  # a little nearer than chance may be chance
+def remembered_as(found: Synthesis, words: Words, columns: int, encoded: Encoded) -> Remembered:
+    """Return what a prior keeps of a search: the program as it was written, and what it took for a word."""
+    template, nothing, stream = found.template, words[:0], Stream(8 * words.itemsize, words.size)
+    n_words = words.size if is_fitted(found) else 0
+    program, *others = (fit(template, nothing, stream, seen) for seen in (columns, 0, 2 * columns))
+    is_by_row = n_words or any(program != other for other in others)
+    bits_q18 = (encoded.body_bytes << 21) // words.size
+    return Remembered(str(encoded.program), bits_q18, columns if is_by_row else 0, n_words)
+
+
+def is_fitted(found: Synthesis) -> bool:
+    """Whether a program depends on more than the shape of the words."""
+    return found.template is not None and not found.template.fixed
+
+
+def role_of(name: str | None, words: Words, dtype: str | None, columns: int) -> str:
+    """Return the role of a tensor: its dtype, how it looks, and name without numbers and rows unless it is small."""
+    kind = f"{kind_of(name or '')}|{columns}" if words.size > SMALL_WORDS else ""
+    return f"{kind}|{dtype}|{look(words, columns):o}"
+
+
+@functools.lru_cache(1 << 16)
+def kind_of(name: str) -> str:
+    """Return a name without its numbers."""
+    return _NUMBER.sub("#", name)

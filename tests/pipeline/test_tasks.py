@@ -12,7 +12,7 @@ from operators.program import LIT, Node, parse
 from operators.registry import OPERATORS_BY_NAME
 from operators.run import digest_of, execute
 from pipeline.rows import Row
-from pipeline.tasks import Encoder, search_words
+from pipeline.tasks import Encoder, search_words, segment_words
 from synth.learn import OPTIONS
 from synth.prior import Prior
 from synth.template import RAW
@@ -25,8 +25,10 @@ BITS = Node(OPERATORS_BY_NAME["merge"].from_params((1,) * 64), (LIT,) * 64)
 def stored(program: Node, dtype: str, data: bytes, monkeypatch: pytest.MonkeyPatch) -> str:
     """Store `data` as if the search had found `program`; return the program of the record."""
     encoder = Encoder(OPTIONS, Prior.uniform())
-    monkeypatch.setattr(encoder, "_program_for", lambda *_: (program, 7))
     row = replace(ROW, dtype=dtype, n_bytes=len(data), digest=digest_of(data))
+    found = search_words(row, segment_words(row.segment, data), OPTIONS, Prior.uniform())
+    found = replace(found, program=program, template=None, runners_up=(), expansions=7)
+    monkeypatch.setattr("synth.roles.synthesise", lambda *_, **__: found)
     encoded, expansions = encoder.record(row, memoryview(data))
     assert expansions == 7
     assert encoder.alarms == []
