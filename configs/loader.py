@@ -33,6 +33,8 @@ INTERPRETER_BYTES = 256 << 20
 """Resident memory of a worker that holds nothing yet: the interpreter, numpy, compiled kernels, a store."""
 MIN_MEMORY_BYTES = INTERPRETER_BYTES + 2 * SEGMENT_BYTES + RECORD_BYTES + 2 * SEGMENT_BYTES + SCRATCH_FIXED_BYTES
 """A segment as read and as decoded, its record, and the scratch that the format allows a program."""
+TASK_MEMORY_BYTES = SEGMENT_BYTES + RECORD_BYTES
+"""What a task holds that waits for its turn to compute or for its store: segments as read, or records."""
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -49,11 +51,12 @@ class Run:
     memory_bytes : int
         Resident memory that one worker may use.
     scratch_dir : str
-        Where packs grow before they are put; empty takes the temporary directory of the system.
+        Where packs grow before they are put; empty takes the archive where it is a folder, else the temporary
+        directory of the system.
     retries : int
         How often a failed task is tried again.
     tasks_in_flight : int
-        Tasks handed out and not yet done, per worker.
+        Most tasks begun and not yet done, per worker: one computes, others are read or stored.
     progress_seconds : int
         Interval of the progress lines where there is no terminal.
     storage_options : mapping of str to str
@@ -67,6 +70,11 @@ class Run:
     tasks_in_flight: int
     progress_seconds: int
     storage_options: Mapping[str, str]
+
+    @property
+    def tasks_at_once(self) -> int:
+        """Tasks that a worker has memory to begin: at most `tasks_in_flight`, and at least one."""
+        return min(self.tasks_in_flight, 1 + (self.memory_bytes - MIN_MEMORY_BYTES) // TASK_MEMORY_BYTES)
 
 
 def load_run(config: str | Path | None = None, overrides: Sequence[str] = ()) -> Run:

@@ -77,7 +77,7 @@ def _run_settings(arguments: argparse.Namespace) -> Run:
 
 def _executor(arguments: argparse.Namespace, run: Run) -> Executor:
     if arguments.ray is None:
-        return local_executor(run.workers, run.retries, run.tasks_in_flight)
+        return local_executor(run.workers, run.retries, run.tasks_at_once)
     from pipeline.on_ray import RayExecutor  # only `--ray` needs Ray
 
     return RayExecutor(arguments.ray, run.workers, run.retries, run.tasks_in_flight, run.memory_bytes)

@@ -11,13 +11,16 @@ import multiprocessing
 import os
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from operators.errors import ArchiveError, ChangedError, DeniedError, InternalError, NotFoundError, StoreError
+
+HANDED_OUT = 2
+"""Groups of items that each worker of a pool has, one of them at work; a group is this many times `in_flight`."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -29,7 +32,11 @@ class Job(Protocol[_Item_contra, _Result_co]):
     """What a worker needs to know before its first item; pickled once per worker."""
 
     def open(self) -> Callable[[_Item_contra], _Result_co]:
-        """Open stores, load the prior; called once in each worker."""
+        """Open stores, load the prior; called once in each worker.
+
+        What it returns may be called from several threads. It computes in one of them at a time, and lets the others
+        wait for their stores meanwhile.
+        """
         ...
 
 
@@ -66,6 +73,36 @@ def attempt(work: Callable[[Item], Result], item: Item) -> Outcome[Item, Result]
         return Outcome(item, None, InternalError("no fault in a worker", traceback.format_exc()))
 
 
+def each_attempt(
+    work: Callable[[Item], Result], items: Iterable[Item], threads: int, retries: int = 0
+) -> Iterator[Outcome[Item, Result]]:
+    """Yield the outcome of every item in order, with as many of them begun as there are `threads`."""
+
+    def attempts(item: Item) -> Outcome[Item, Result]:
+        outcome = attempt(work, item)
+        for _ in range(retries):
+            if outcome.error is None or not may_retry(outcome.error):
+                break
+            outcome = attempt(work, item)
+        return outcome
+
+    if threads == 1:
+        yield from map(attempts, items)
+        return
+    begun: deque[Future[Outcome[Item, Result]]] = deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for item in items:
+            if len(begun) == threads:
+                yield begun.popleft().result()
+            begun.append(pool.submit(attempts, item))
+        while begun:
+            yield begun.popleft().result()
+    finally:
+        # Told to stop, what runs is finished and what waits is not begun.
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
 def opened(job: Job[Item, Result]) -> Callable[[Item], Result] | ArchiveError:
     """Open `job`; an error is returned, for a worker has nobody to raise it to."""
     outcome = attempt(lambda job: job.open(), job)
@@ -89,21 +126,18 @@ class SerialExecutor:
     ----------
     retries : int
         How often a failed item is tried again.
+    in_flight : int
+        Items begun and not yet done.
     """
 
     retries: int
+    in_flight: int = 1
 
     def run(self, job: Job[Item, Result], items: Sequence[Item]) -> Iterator[Outcome[Item, Result]]:
         work = opened(job)
         if isinstance(work, ArchiveError):
             raise work
-        for item in items:
-            outcome = attempt(work, item)
-            for _ in range(self.retries):
-                if outcome.error is None or not may_retry(outcome.error):
-                    break
-                outcome = attempt(work, item)
-            yield outcome
+        yield from each_attempt(work, items, self.in_flight, self.retries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +151,7 @@ class PoolExecutor:
     retries : int
         How often a failed item is tried again; an item whose worker died counts as failed.
     in_flight : int
-        Items handed out and not yet done, per worker.
+        Items begun and not yet done, per worker.
     """
 
     workers: int
@@ -146,36 +180,41 @@ class PoolExecutor:
         """
         alone = len(waiting) == 1
         workers = min(self.workers, len(waiting))
+        n_handed = HANDED_OUT * self.in_flight
         pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _open_in_worker, (job,))
-        running: dict[Future[Outcome[Item, Result] | ArchiveError], tuple[Item, int]] = {}
+        running: dict[Future[list[Outcome[Item, Result]] | ArchiveError], list[tuple[Item, int]]] = {}
         broken = False
         try:
             while running or (waiting and not broken):
-                while waiting and not broken and len(running) < workers * self.in_flight:
-                    item, tries = waiting.popleft()
+                while waiting and not broken and len(running) < workers * HANDED_OUT:
+                    # The last items are handed out in small numbers, so that all workers end together.
+                    n_items = max(1, min(n_handed, len(waiting) // (workers * HANDED_OUT)))
+                    handed = [waiting.popleft() for _ in range(n_items)]
                     try:
-                        running[pool.submit(_work_in_worker, item)] = (item, tries)
+                        future = pool.submit(_work_in_worker, [item for item, _ in handed], self.in_flight)
+                        running[future] = handed
                     except BrokenProcessPool:
-                        waiting.appendleft((item, tries))
+                        waiting.extendleft(reversed(handed))
                         broken = True
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
-                    item, tries = running.pop(future)
+                    handed = running.pop(future)
                     try:
-                        outcome = future.result()
+                        outcomes = future.result()
                     except BrokenProcessPool:
                         broken = True
                         if not alone:
-                            suspects.append((item, tries))
+                            suspects.extend(handed)
                             continue
                         died = InternalError("a worker that ends its item", "one that died", "", "see its log")
-                        outcome = Outcome(item, None, died)
-                    if isinstance(outcome, ArchiveError):
-                        raise outcome
-                    if outcome.error is not None and may_retry(outcome.error) and tries < self.retries:
-                        (suspects if broken else waiting).append((item, tries + 1))
-                    else:
-                        yield outcome
+                        outcomes = [Outcome(handed[0][0], None, died)]
+                    if isinstance(outcomes, ArchiveError):
+                        raise outcomes
+                    for outcome, (item, tries) in zip(outcomes, handed, strict=True):
+                        if outcome.error is not None and may_retry(outcome.error) and tries < self.retries:
+                            (suspects if broken else waiting).append((item, tries + 1))
+                        else:
+                            yield outcome
         finally:
             # Told to stop, what runs is finished and what waits is not begun.
             pool.shutdown(wait=True, cancel_futures=True)
@@ -190,12 +229,12 @@ def _open_in_worker(job: Job[Any, Any]) -> None:
     _work = opened(job)  # an error raised here would look like a worker that died
 
 
-def _work_in_worker(item: Any) -> Outcome[Any, Any] | ArchiveError:
+def _work_in_worker(items: Sequence[Any], threads: int) -> list[Outcome[Any, Any]] | ArchiveError:
     assert _work is not None
-    return _work if isinstance(_work, ArchiveError) else attempt(_work, item)
+    return _work if isinstance(_work, ArchiveError) else list(each_attempt(_work, items, threads))
 
 
 def local_executor(workers: int, retries: int, in_flight: int) -> Executor:
     """Return the executor for `workers` processes on this machine; 0 takes one per CPU, 1 this process."""
     workers = workers or len(os.sched_getaffinity(0))
-    return SerialExecutor(retries) if workers == 1 else PoolExecutor(workers, retries, in_flight)
+    return SerialExecutor(retries, in_flight) if workers == 1 else PoolExecutor(workers, retries, in_flight)

@@ -1,6 +1,6 @@
-"""Packs: written to scratch disk first, put whole, read by ranges.
+"""Packs: written to a file first, put whole, read by ranges.
 
-A pack never sits in memory: it grows in a file of the scratch directory, hashed as it grows, and is put
+A pack grows in a file of the scratch directory or beside the objects of the archive, hashed as it grows, and is put
 under the digest of its bytes.
 """
 
@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import cycle
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 import zstandard
 from blake3 import blake3
+from numpy.typing import NDArray
 
 from operators.errors import FormatError, LimitError, StoreError
 from operators.record import pack_footer, pack_header
 from operators.words import Bytes
 from pipeline.rows import Row, from_parquet, to_parquet
-from pipeline.store import ObjectInfo, SourceStore
+from pipeline.store import ObjectInfo, Room, SourceStore, Store
 
+Record = tuple[Row, memoryview]
+"""A row and its record."""
 WINDOW_BYTES = 32 << 20
 """Stored bytes that are read ahead at once; a larger record is read alone."""
 INDEX_LEVEL = 19
@@ -73,12 +76,19 @@ def read_index(data: Bytes, where: str) -> list[Row]:
 
 
 class PackSpool:
-    """A pack on its way, in a file that is removed in the end.
+    """A pack on its way to a store.
+
+    Records gather in memory, so that the caller need not wait for them to be hashed and written while it has something
+    to compute; `flush` does both, and so does whatever finds no room.
 
     Parameters
     ----------
+    store : Store
+        That the pack will be put into.
     scratch_dir : str
-        Folder for the file; empty takes the temporary directory of the system.
+        Folder for the file; empty lets the store choose.
+    memory : uint8 array
+        Of the caller, not used by others until the pack is closed; at least as large as any record.
 
     Raises
     ------
@@ -86,38 +96,78 @@ class PackSpool:
         From every method: the folder is missing or full.
     """
 
-    def __init__(self, scratch_dir: str) -> None:
-        with _room(scratch_dir or "the temporary directory", scratch_dir):
-            handle, name = tempfile.mkstemp(".pack", "brevis-", scratch_dir or None)
-        self.path = Path(name)
-        self._file = os.fdopen(handle, "wb")
+    def __init__(self, store: Store, scratch_dir: str, memory: NDArray[np.uint8]) -> None:
+        self._folder = scratch_dir or "the archive or the temporary directory"
+        with _room(self._folder, scratch_dir):
+            self.path = store.spool(scratch_dir)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        self._memory = memory
+        self._held: list[tuple[int, int]] = []
         self._hasher = blake3()
         self.n_bytes = 0
+        self.digests: dict[int, bytes] = {}
+        """Digest of each record that was written, by its offset."""
+        self._written_bytes = 0
         self._append(pack_header())
 
+    def room(self, n_bytes: int) -> NDArray[np.uint8]:
+        """Return memory in which the next record may be made; `add` finds it there."""
+        if self._held_bytes + n_bytes > self._memory.size:
+            self.flush()
+        return self._memory[self._held_bytes :]
+
     def add(self, record: Bytes) -> int:
-        """Append a record; return its offset."""
-        offset = self.n_bytes
-        self._append(record)
-        return offset
+        """Append a record, which the caller may change afterwards; return its offset."""
+        n_bytes = len(record)
+        if self._held_bytes + n_bytes > self._memory.size:
+            self.flush()
+        start = self._held_bytes
+        # Not by numpy, which would make a copy of one that lies here already, a few bytes from its place.
+        self._memory.data[start : start + n_bytes] = memoryview(record).cast("B")
+        self._held.append((start, start + n_bytes))
+        self.n_bytes += n_bytes
+        return self._written_bytes + start
+
+    def flush(self) -> None:
+        """Hash and write what is held in memory."""
+        held = self._memory.data[: self._held_bytes]
+        for start, stop in self._held:
+            self.digests[self._written_bytes + start] = blake3(held[start:stop]).digest()
+        self._held = []
+        self._write(held)
 
     def finish(self, index: bytes) -> bytes:
         """Append the index and the footer; return the digest of the pack."""
+        self.flush()
         offset = self.n_bytes
         self._append(index)
         self._append(pack_footer(offset, len(index)))
         with self._room():
-            self._file.close()
+            self._close()
         return self._hasher.digest()
 
-    def _append(self, data: Bytes) -> None:
-        with self._room():
-            self._file.write(data)
-        self._hasher.update(data)
+    @property
+    def _held_bytes(self) -> int:
+        return self._held[-1][1] if self._held else 0
+
+    def _append(self, data: bytes) -> None:
+        self._write(memoryview(data))
         self.n_bytes += len(data)
 
+    def _write(self, data: memoryview) -> None:
+        self._hasher.update(data)
+        self._written_bytes += len(data)
+        with self._room():
+            while data:
+                data = data[os.write(self._file, data) :]
+
     def _room(self) -> contextlib.AbstractContextManager[None]:
-        return _room(str(self.path.parent), str(self.path))
+        return _room(self._folder, str(self.path))
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            file, self._file = self._file, -1
+            os.close(file)
 
     def __enter__(self) -> Self:
         return self
@@ -125,9 +175,9 @@ class PackSpool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(OSError):  # a full disk again, in place of the error that tells of it
-            self._file.close()
-        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # in place of the error that tells of it
+            self._close()
+        self.path.unlink(missing_ok=True)  # it is gone where the store has taken it
 
 
 @contextlib.contextmanager
@@ -141,7 +191,7 @@ def _room(folder: str, where: str) -> Iterator[None]:
 
 
 def read_records(store: SourceStore, rows: Sequence[Row]) -> Iterator[tuple[Row, memoryview]]:
-    """Yield each row with its record, reading neighbours of one pack together.
+    """Yield each row with its record, reading neighbours of one pack together; a record lasts until the next one.
 
     Parameters
     ----------
@@ -155,15 +205,29 @@ def read_records(store: SourceStore, rows: Sequence[Row]) -> Iterator[tuple[Row,
     StoreError
         A pack is missing or shorter than it must be.
     """
-    first = 0
+    for window in record_windows(store, rows, [Room()]):
+        yield from window
+
+
+def record_windows(store: SourceStore, rows: Sequence[Row], rooms: Sequence[Room]) -> Generator[list[Record]]:
+    """Yield what `read_records` does, as it is read; each lasts until as many more were asked for as there are rooms.
+
+    Raises
+    ------
+    StoreError
+        A pack is missing or shorter than it must be.
+    """
+    first, turns = 0, cycle(rooms)
     while first < len(rows):
         place = Place.of(rows[first])
         window = [place]
         while first + len(window) < len(rows) and window[-1].joins(Place.of(rows[first + len(window)]), place.offset):
             window.append(Place.of(rows[first + len(window)]))
         pack = ObjectInfo(pack_key(place.pack), place.pack_bytes, "")
-        records = store.get_ranges(pack, [(place.offset, place.end) for place in window])
-        yield from zip(rows[first : first + len(window)], records, strict=True)
+        room = next(turns)
+        room.clear()
+        records = store.get_ranges(pack, [(place.offset, place.end) for place in window], room)
+        yield list(zip(rows[first : first + len(window)], records, strict=True))
         first += len(window)
 
 

@@ -6,26 +6,31 @@ independent items, so that any executor can restore many at once.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import cycle, groupby
+from threading import Lock
 
 import numpy as np
 from blake3 import blake3
 
 from operators.errors import DamageError, ExistsError, FormatError, NotFoundError, NothingMatchedError, UsageError
 from operators.run import execute
-from pipeline.packs import read_records
+from pipeline.ahead import ahead
+from pipeline.packs import read_records, record_windows
 from pipeline.plan import matches
 from pipeline.rows import Row
 from pipeline.segments import Tensor, tensors_of
 from pipeline.segments.header import HEADER_BYTES_MAX
 from pipeline.snapshots import FileEntry, Snapshot
-from pipeline.store import ObjectInfo, SourceStore, Store, open_source, open_store
+from pipeline.store import ObjectInfo, Room, SourceStore, Store, open_source, open_store
 
 COMPARE_BYTES = 8 << 20
 """Part of an existing file that is compared at once."""
+SMALL_BYTES = 1 << 20
+"""A file up to this size is restored in one thread."""
 HEADER_LENGTH_BYTES = 8
 
 
@@ -69,7 +74,9 @@ class RestoreJob:
 
 
 class Restorer:
-    """Restores one file after the other.
+    """Restores files.
+
+    Called from several threads it works on as many files, but on one that is large at a time.
 
     Parameters
     ----------
@@ -80,9 +87,12 @@ class Restorer:
     """
 
     def __init__(self, archive: SourceStore, target: Store, *, overwrite: bool) -> None:
-        self._decoder = Decoder(archive)
+        self._archive = archive
         self._target = target
         self._overwrite = overwrite
+        self._large = Lock()
+        self._rooms = (Room(), Room())
+        self._decoders = (Decoder(archive), Decoder(archive))
 
     def __call__(self, item: RestoreItem) -> Restored:
         """Restore one file.
@@ -103,10 +113,23 @@ class Restorer:
             if not self._overwrite:
                 raise ExistsError("no other file of this name", "one that differs", entry.key, "use --overwrite")
         with self._target.create(entry.key, overwrite=self._overwrite, n_bytes=entry.n_bytes) as writer:
-            for _, data in self._decoder.segments(item.rows):
-                writer.write(data)
+            with self._large if item.n_bytes > SMALL_BYTES else contextlib.nullcontext():
+                for data in self._segments(item):
+                    writer.write(data)
             writer.commit()
         return Restored(len(item.rows), False)
+
+    def _segments(self, item: RestoreItem) -> Iterator[memoryview]:
+        """Yield the segments of a file; those of a large one are read and decoded while others are written."""
+        if item.n_bytes <= SMALL_BYTES:
+            return (data for _, data in Decoder(self._archive).segments(item.rows))
+        return ahead(self._decoded(item.rows))
+
+    def _decoded(self, rows: Sequence[Row]) -> Generator[memoryview]:
+        decoders = cycle(self._decoders)
+        for window in ahead(record_windows(self._archive, rows, self._rooms)):
+            for row, record in window:
+                yield next(decoders).decode(row, record)
 
     def _existing(self, key: str) -> ObjectInfo | None:
         try:

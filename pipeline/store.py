@@ -18,7 +18,9 @@ options; clients are built lazily inside the process that uses them, and credent
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,9 +35,12 @@ MAX_REQUEST_BYTES = 8 << 20
 """Ranges are fetched in requests of at most this size: large enough to hide latency, small enough to share a link."""
 MAX_GAP_BYTES = 256 << 10
 """Two ranges this close are fetched as one; the bytes between cost less than a request."""
+ALIGNED_BYTES = 64
 COPY_BYTES = 8 << 20
 """Size of the pieces in which a file is put."""
 PROBE_KEY = ".create-only-probe"
+SPOOL_PREFIX, SPOOL_SUFFIX = ".brevis-", ".part"
+"""Names of files that are no objects yet; no listing shows them."""
 
 Listing: TypeAlias = "list[ObjectInfo]"
 Buffers: TypeAlias = list[memoryview]
@@ -141,8 +146,15 @@ class SourceStore(Protocol):
             No such object.
         """
 
-    def get_ranges(self, info: ObjectInfo, ranges: Sequence[Range]) -> Buffers:
+    def get_ranges(self, info: ObjectInfo, ranges: Sequence[Range], room: Room | None = None) -> Buffers:
         """Bytes ``[start, stop)`` of each range, of the generation that `info` describes.
+
+        Parameters
+        ----------
+        info : ObjectInfo
+        ranges : sequence of Range
+        room : Room, optional
+            Memory to read into, where the store can; what is returned may then last until the caller clears it.
 
         Returns
         -------
@@ -173,7 +185,19 @@ class Store(SourceStore, Protocol):
         """
 
     def put(self, key: str, data: bytes | Path) -> None:
-        """Write a content-named object whole; writing it again writes the same bytes."""
+        """Write a content-named object whole; writing it again writes the same bytes. A file of `spool` is taken."""
+
+    def spool(self, scratch_dir: str) -> Path:
+        """Make an empty file for the caller to fill and then `put`, or remove.
+
+        It lies in `scratch_dir`; where that is empty, in a place from which `put` need not copy it, or else in the
+        temporary directory of the system.
+
+        Raises
+        ------
+        OSError
+            The folder is missing or full: it is no fault of the store.
+        """
 
     def create(self, key: str, *, overwrite: bool, n_bytes: int | None = None) -> ObjectWriter:
         """A writer for one object; `n_bytes`, where known, sizes the parts of an upload.
@@ -225,6 +249,12 @@ class StoreBase:
             else:
                 writer.write(data)
             writer.commit()
+
+    def spool(self, scratch_dir: str) -> Path:
+        """Make an empty file that only this user may read."""
+        handle, name = tempfile.mkstemp(SPOOL_SUFFIX, SPOOL_PREFIX, scratch_dir or None)
+        os.close(handle)
+        return Path(name)
 
     def supports_create_only(self: Store) -> bool:
         """Whether ``put_new`` really refuses a taken key."""
@@ -327,10 +357,39 @@ def clashing_keys(keys: Sequence[str], *, fold_case: bool) -> dict[str, str]:
     return clashes
 
 
+class Room:
+    """Memory for what is read, used again once it is cleared: fresh memory costs more than to read into it.
+
+    It holds as much as was asked for between two calls of `clear`, so that its owner decides how much that is.
+    """
+
+    def __init__(self) -> None:
+        self._block = memoryview(b"")
+        self._used = 0
+
+    def clear(self) -> None:
+        """Give all of it back: what `take` returned must not be used any more."""
+        if self._used > len(self._block):
+            self._block = memoryview(b"")  # first, so that both are never there at once
+            self._block = aligned_buffer(self._used)
+        self._used = 0
+
+    def take(self, n_bytes: int) -> memoryview:
+        """Return `n_bytes` on a cache line of their own, to be written."""
+        start = self._used
+        self._used += -(-n_bytes // ALIGNED_BYTES) * ALIGNED_BYTES
+        return self._block[start : start + n_bytes] if self._used <= len(self._block) else aligned_buffer(n_bytes)
+
+
+def taken(room: Room | None, n_bytes: int) -> memoryview:
+    """Return a buffer of `n_bytes` from `room`, or a fresh one."""
+    return aligned_buffer(n_bytes) if room is None else room.take(n_bytes)
+
+
 def aligned_buffer(n_bytes: int) -> memoryview:
     """A fresh writable buffer that starts on a cache line, so that any word width may view it."""
-    raw = np.empty(n_bytes + 64, np.uint8)
-    start = -int(raw.__array_interface__["data"][0]) % 64
+    raw = np.empty(n_bytes + ALIGNED_BYTES, np.uint8)
+    start = -int(raw.__array_interface__["data"][0]) % ALIGNED_BYTES
     return raw[start : start + n_bytes].data
 
 

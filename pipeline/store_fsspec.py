@@ -21,6 +21,7 @@ from pipeline.store import (
     ObjectInfo,
     ObjectWriter,
     Range,
+    Room,
     Scope,
     StoreBase,
     WriterBase,
@@ -87,8 +88,8 @@ class FsspecSource:
         """See `SourceStore.get`."""
         return get_whole(self, key, max_bytes)
 
-    def get_ranges(self, info: ObjectInfo, ranges: Sequence[Range]) -> Buffers:
-        """See `SourceStore.get_ranges`."""
+    def get_ranges(self, info: ObjectInfo, ranges: Sequence[Range], room: Room | None = None) -> Buffers:
+        """See `SourceStore.get_ranges`; fsspec makes the buffers."""
         check_ranges(info, ranges)
         files, _ = self._connected()
         views = [memoryview(b"")] * len(ranges)

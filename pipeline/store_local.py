@@ -12,25 +12,30 @@ from pathlib import Path
 
 from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError
 from pipeline.store import (
+    SPOOL_PREFIX,
+    SPOOL_SUFFIX,
     Buffers,
     Listing,
     ObjectInfo,
     ObjectWriter,
     Range,
+    Room,
     Scope,
     StoreBase,
     WriterBase,
     absolute_url,
-    aligned_buffer,
     check_ranges,
     clashing_keys,
     get_whole,
     key_order,
     safe_local_path,
+    taken,
 )
 
-_TEMP_PREFIX, _TEMP_SUFFIX = ".brevis-", ".part"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+SYNC_BYTES = 64 << 20
+"""Bytes after which what was written is sent to the disk, so that publishing a large file does not wait for all."""
 _NO_FILE = "not a file: "
 """How the change token of a listed entry begins that cannot be read; what it is follows."""
 
@@ -94,7 +99,7 @@ class LocalSource:
                 for entry in entries:
                     n_entries += 1
                     key = folder + entry.name
-                    if entry.name.startswith(_TEMP_PREFIX) and entry.name.endswith(_TEMP_SUFFIX):
+                    if entry.name.startswith(SPOOL_PREFIX) and entry.name.endswith(SPOOL_SUFFIX):
                         continue  # the unpublished half of a write
                     if not (key.startswith(wanted) or wanted.startswith(key)):
                         continue
@@ -124,7 +129,7 @@ class LocalSource:
         """See `SourceStore.get`."""
         return get_whole(self, key, max_bytes)
 
-    def get_ranges(self, info: ObjectInfo, ranges: Sequence[Range]) -> Buffers:
+    def get_ranges(self, info: ObjectInfo, ranges: Sequence[Range], room: Room | None = None) -> Buffers:
         """See `SourceStore.get_ranges`; every range has an aligned buffer of its own."""
         check_ranges(info, ranges)
         if info.etag.startswith(_NO_FILE):
@@ -139,7 +144,7 @@ class LocalSource:
             try:
                 _check_unchanged(info, os.fstat(fd))
                 for start, stop in ranges:
-                    buffer = aligned_buffer(stop - start)
+                    buffer = taken(room, stop - start)
                     _read_into(fd, buffer, start, info)
                     buffers.append(buffer.toreadonly())
                 _check_unchanged(info, os.fstat(fd))
@@ -186,6 +191,30 @@ class LocalStore(StoreBase, LocalSource):
             folder = _open_folder(self._scope.folder, parts[:-1], key, follow_links=follow_links)
             return _FileWriter(folder, parts[-1], key, overwrite=overwrite)
 
+    def spool(self, scratch_dir: str) -> Path:
+        """See `Store.spool`: without a folder of the user's choice it is a file beside the objects."""
+        if scratch_dir:
+            return super().spool(scratch_dir)
+        Path(self._scope.folder).mkdir(parents=True, exist_ok=True)
+        path = Path(self._scope.folder, _temporary_name())
+        os.close(os.open(path, _NEW_FILE, 0o666))
+        return path
+
+    def put(self, key: str, data: bytes | Path) -> None:
+        """See `Store.put`: a file beside the objects is moved into its place."""
+        if not isinstance(data, Path) or data.parent != Path(self._scope.folder):
+            super().put(key, data)
+            return
+        parts = safe_local_path(self._scope.folder, key)
+        with _typed(key):
+            folder = _open_folder(self._scope.folder, parts[:-1], key, follow_links=False)
+            try:
+                _sync(data)
+                os.rename(data, parts[-1], dst_dir_fd=folder)
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
         with contextlib.suppress(NotFoundError), _typed(key):
@@ -206,7 +235,7 @@ class LocalStore(StoreBase, LocalSource):
 
     def _folds_case(self) -> bool:
         """Whether two names that differ in case are one file here, found by asking for one of them."""
-        name = f"{_TEMP_PREFIX}{secrets.token_hex(8)}a{_TEMP_SUFFIX}"
+        name = f"{SPOOL_PREFIX}{secrets.token_hex(8)}a{SPOOL_SUFFIX}"
         with _typed(self._scope.folder):
             folder = _open_folder(self._scope.folder, [], "", follow_links=True)
             try:
@@ -227,22 +256,26 @@ class _FileWriter(WriterBase):
 
     def __init__(self, folder: int, name: str, key: str, *, overwrite: bool) -> None:
         self._folder, self._name, self._key, self._overwrite = folder, name, key, overwrite
-        self._temp = f"{_TEMP_PREFIX}{secrets.token_hex(8)}{_TEMP_SUFFIX}"
+        self._temp = _temporary_name()
         self._file = -1
+        self._unsynced_bytes = 0
         try:
             if not overwrite and _exists(name, folder):
                 raise ExistsError("a free key", "an object", key)  # before the work, not after; commit decides
-            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._file = os.open(self._temp, flags, 0o666, dir_fd=folder)
+            self._file = os.open(self._temp, _NEW_FILE, 0o666, dir_fd=folder)
         except BaseException:
             os.close(folder)
             raise
 
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
+        self._unsynced_bytes += len(view)
         with _typed(self._key):
             while view:
                 view = view[os.write(self._file, view) :]
+            if self._unsynced_bytes >= SYNC_BYTES:  # while the caller may have something to compute
+                os.fdatasync(self._file)
+                self._unsynced_bytes = 0
 
     def commit(self) -> None:
         with _typed(self._key):
@@ -285,6 +318,18 @@ class _FolderWriter(WriterBase):
 
     def abort(self) -> None:
         """Nothing was made."""
+
+
+def _temporary_name() -> str:
+    return f"{SPOOL_PREFIX}{secrets.token_hex(8)}{SPOOL_SUFFIX}"
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _open_folder(root: str, parts: Sequence[str], key: str, *, follow_links: bool) -> int:

@@ -36,13 +36,14 @@ from pipeline.store import (
     ObjectInfo,
     ObjectWriter,
     Range,
+    Room,
     Scope,
     StoreBase,
     WriterBase,
-    aligned_buffer,
     check_ranges,
     coalesce,
     key_order,
+    taken,
 )
 from pipeline.store_s3_client import BUSY, EXPIRED, REQUESTS_AT_ONCE, changed, client_options, code_of, typed
 
@@ -116,7 +117,7 @@ class S3Source:
         """See `SourceStore.get`."""
         return self._run(self._get(self._full(key), key, max_bytes))[0]
 
-    def get_ranges(self, info: ObjectInfo, ranges: Sequence[Range]) -> Buffers:
+    def get_ranges(self, info: ObjectInfo, ranges: Sequence[Range], room: Room | None = None) -> Buffers:
         """See `SourceStore.get_ranges`; requests of at most 8 MiB run side by side."""
         check_ranges(info, ranges)
         stretches = coalesce(ranges)
@@ -124,7 +125,7 @@ class S3Source:
             if info.etag and self.head(info.key).etag != info.etag:
                 raise changed(info.key)
             return [memoryview(b"") for _ in ranges]
-        buffers = [aligned_buffer(stop - start) for start, stop, _ in stretches]
+        buffers = [taken(room, stop - start) for start, stop, _ in stretches]
         pieces = [
             (first + offset, buffer[offset : offset + MAX_REQUEST_BYTES])
             for (first, _, _), buffer in zip(stretches, buffers, strict=True)

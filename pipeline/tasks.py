@@ -7,8 +7,10 @@ what is stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain, islice
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,16 +27,20 @@ from pipeline.packs import PackSpool, pack_index, pack_key
 from pipeline.plan import Part, Task
 from pipeline.rows import Row
 from pipeline.segments import Segment
-from pipeline.store import SourceStore, Store, open_source, open_store
+from pipeline.store import Buffers, Room, SourceStore, Store, open_source, open_store
 from synth.options import SearchOptions
 from synth.prior import Prior
 from synth.roles import Recalled, Roles
 from synth.synthesis import Synthesis, synthesise
 
+Read = tuple[Row, memoryview]
+"""A segment with its digest, and its bytes."""
 RECORD_SLACK_BYTES = 64 << 10
 """What a record may take beyond its segment while it is written: its header, and room that payloads leave."""
-READ_BYTES = 32 << 20
-"""Small segments of one file are read together up to this many bytes."""
+RECORDS_BYTES = SEGMENT_BYTES
+"""Records of a task that are held before they are written, for as long as each of its segments has room."""
+READ_BYTES = SEGMENT_BYTES
+"""Segments of one file are read together up to this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +128,7 @@ class Encoder:
         self._roles.clear()
         self.alarms = []
 
-    def record(self, row: Row, data: memoryview) -> tuple[Encoded, int]:
+    def record(self, row: Row, data: memoryview, out: NDArray[np.uint8] | None = None) -> tuple[Encoded, int]:
         """Return a verified record of `data` and the expansions that were spent on it.
 
         Parameters
@@ -131,15 +137,17 @@ class Encoder:
             Of the segment, with its digest.
         data : memoryview
             Its bytes; not written, not kept.
+        out : uint8 array, optional
+            Memory for the record, at least `record_room` of the segment; by default that of the encoder.
 
         Returns
         -------
         (Encoded, int)
-            The record lasts until the next call.
+            The record lasts until the next call, or as long as `out` is not used again.
         """
         assert row.digest is not None
         words = segment_words(row.segment, data)
-        self._written = _grown(self._written, len(data) + RECORD_SLACK_BYTES, RECORD_BYTES)
+        self._written = _grown(self._written, record_room(len(data)), RECORD_BYTES) if out is None else out
         encoded, expansions = self._coded(row, words, row.digest)
         if encoded is None or encoded.body_bytes >= len(data):
             encoded = _literal(words, row.digest)
@@ -210,6 +218,10 @@ class Encoder:
 class TaskWorker:
     """Runs tasks of one run against open stores.
 
+    Called from several threads it works on as many tasks, and encodes one of them: while one is encoded, the next is
+    read and hashed, and the last is hashed, written and stored. A worker so keeps one CPU at work, whatever the stores
+    take.
+
     Parameters
     ----------
     source : SourceStore
@@ -225,6 +237,8 @@ class TaskWorker:
         self._run = run
         self._encoder = encoder
         self._scratch_dir = scratch_dir
+        self._encoding = Lock()
+        self._idle: list[_Memory] = []
 
     def __call__(self, task: Task) -> Receipt:
         """Store `task` unless it is stored already.
@@ -237,70 +251,106 @@ class TaskWorker:
         stored = find_receipt(self._archive, self._run, task)
         if stored is not None:
             return Receipt(stored, True)
-        self._encoder.start()
-        failures: list[tuple[str, ArchiveError]] = []
-        with PackSpool(self._scratch_dir) as pack:
-            rows = self._store_segments(task, pack, failures)
+        memory = self._idle.pop() if self._idle else _Memory()
+        memory.grow(max((segment.n_bytes for part in task.parts for segment in part.segments), default=0), task.n_bytes)
+        failures: dict[str, ArchiveError] = {}
+        with PackSpool(self._archive, self._scratch_dir, memory.records) as pack:
+            windows = self._windows(task, memory.source, failures)
+            first = list(islice(windows, 1))  # is read while another task is encoded
+            with self._encoding:
+                self._encoder.start()
+                rows = self._stored(pack, chain(first, windows))
+                alarms = tuple(self._encoder.alarms)
+            # A file that failed midway has no rows; what it left in the pack may serve others.
+            rows = [row for row in rows if row.file not in failures]
             digest = pack.finish(pack_index(rows))
             if rows:
                 self._archive.put(pack_key(digest), pack.path)
-        rows = [replace(row, pack=digest, pack_bytes=pack.n_bytes) for row in rows]
+        self._idle.append(memory)
+        rows = [
+            replace(row, stored_digest=pack.digests[row.pack_offset or 0], pack=digest, pack_bytes=pack.n_bytes)
+            for row in rows
+        ]
         if not failures:
             rows = adopt_receipt(self._archive, self._run, task, rows)
-        return Receipt(rows, False, tuple(self._encoder.alarms), tuple(failures))
+        return Receipt(rows, False, alarms, tuple(failures.items()))
 
-    def _store_segments(self, task: Task, pack: PackSpool, failures: list[tuple[str, ArchiveError]]) -> list[Row]:
-        """Append the record of each segment to `pack`; equal segments share the record of the first."""
-        rows: list[Row] = []
-        known: dict[bytes, Row] = {}
+    def _windows(self, task: Task, room: Room, failures: dict[str, ArchiveError]) -> Iterator[list[Read]]:
+        """Yield segments as they are read, with their digests; a window lasts until the next one is asked for."""
         for part in task.parts:
-            read: list[Row] = []
+            rows = iter(part.rows(task.ordinal))
             try:
-                for row, data in zip(part.rows(task.ordinal), read_segments(self._source, part), strict=True):
-                    read.append(self._store(pack, replace(row, digest=digest_of(data)), data, known))
+                for window in read_segments(self._source, part, room):
+                    yield [(replace(next(rows), digest=digest_of(data)), data) for data in window]
             except StoreError as error:
                 if may_retry(error):
                     raise
-                failures.append((part.info.key, error))
-                read = []
-            rows += read
+                failures[part.info.key] = error
+
+    def _stored(self, pack: PackSpool, windows: Iterable[list[Read]]) -> list[Row]:
+        """Append the record of each segment to `pack`; equal segments share the record of the first."""
+        rows: list[Row] = []
+        known: dict[bytes, Row] = {}
+        for row, data in chain.from_iterable(windows):
+            assert row.digest is not None
+            first = known.get(row.digest)
+            if first is None:
+                encoded, expansions = self._encoder.record(row, data, pack.room(record_room(len(data))))
+                offset, n_bytes = pack.add(encoded.record), len(encoded.record)
+                stored = replace(
+                    row,
+                    program=str(encoded.program),
+                    stored_bytes=n_bytes,
+                    expansions=expansions,
+                    pack_offset=offset,
+                )
+                known[row.digest] = stored
+            else:
+                stored = replace(
+                    row,
+                    program=first.program,
+                    stored_bytes=first.stored_bytes,
+                    expansions=0,
+                    pack_offset=first.pack_offset,
+                )
+            rows.append(stored)
         return rows
 
-    def _store(self, pack: PackSpool, row: Row, data: memoryview, known: dict[bytes, Row]) -> Row:
-        """Return `row` with its record: that of an equal segment before it, or a new one in `pack`."""
-        assert row.digest is not None
-        first = known.get(row.digest)
-        if first is None:
-            encoded, expansions = self._encoder.record(row, data)
-            first = replace(
-                row,
-                program=str(encoded.program),
-                stored_bytes=len(encoded.record),
-                stored_digest=digest_of(encoded.record),
-                expansions=expansions,
-                pack_offset=pack.add(encoded.record),
-            )
-            known[row.digest] = first
-            return first
-        return replace(
-            row,
-            program=first.program,
-            stored_bytes=first.stored_bytes,
-            stored_digest=first.stored_digest,
-            expansions=0,
-            pack_offset=first.pack_offset,
-        )
+
+class _Memory:
+    """What a task reads into and gathers its records in; the next one uses it again."""
+
+    def __init__(self) -> None:
+        self.source = Room()
+        self.records = np.empty(0, np.uint8)
+
+    def grow(self, largest_bytes: int, all_bytes: int) -> None:
+        """Make `records` large enough for the record of any segment, and for all of them as far as that goes."""
+        n_bytes = max(record_room(largest_bytes), min(all_bytes, RECORDS_BYTES))
+        if self.records.size < n_bytes:
+            self.records = np.empty(n_bytes, np.uint8)
 
 
-def read_segments(source: SourceStore, part: Part) -> Iterator[memoryview]:
-    """Yield the bytes of each segment of a part; small neighbours are read in one call."""
+def record_room(n_bytes: int) -> int:
+    """Return the memory that the record of a segment may need while it is written."""
+    return min(n_bytes + RECORD_SLACK_BYTES, RECORD_BYTES)
+
+
+def read_segments(source: SourceStore, part: Part, room: Room | None = None) -> Iterator[Buffers]:
+    """Yield the bytes of the segments of a part, neighbours together; with `room` they last until the next yield."""
     window: list[tuple[int, int]] = []
     for segment in part.segments:
         if window and segment.end_bytes - window[0][0] > READ_BYTES:
-            yield from source.get_ranges(part.info, window)
+            yield _read(source, part, window, room)
             window = []
         window.append((segment.offset_bytes, segment.end_bytes))
-    yield from source.get_ranges(part.info, window)
+    yield _read(source, part, window, room)
+
+
+def _read(source: SourceStore, part: Part, window: list[tuple[int, int]], room: Room | None) -> Buffers:
+    if room is not None:
+        room.clear()
+    return source.get_ranges(part.info, window, room)
 
 
 def search_segment(row: Row, data: Bytes, options: SearchOptions, prior: Prior) -> Synthesis:

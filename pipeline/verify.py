@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from threading import Lock
 
 from blake3 import blake3
 
@@ -83,7 +84,7 @@ class VerifyJob:
 
 
 class Verifier:
-    """Verifies one pack after the other.
+    """Verifies packs. Called from several threads it reads as many, and decodes one segment at a time.
 
     Parameters
     ----------
@@ -94,8 +95,9 @@ class Verifier:
 
     def __init__(self, archive: SourceStore, *, decode: bool) -> None:
         self._archive = archive
-        self._decoder = Decoder(archive)
         self._decode = decode
+        self._turn = Lock()
+        self._decoder = Decoder(archive)
 
     def __call__(self, item: PackItem) -> Verified:
         """Check a pack; faults are returned, not raised, and each row is looked at."""
@@ -139,7 +141,8 @@ class Verifier:
             expected = (row.stored_digest or b"").hex()
             raise DigestError(f"a record {expected}", found.hex(), row.where, "restore the pack from another copy")
         if self._decode:
-            self._decoder.decode(row, record)
+            with self._turn:
+                self._decoder.decode(row, record)
 
     def _frame(self, rows: Sequence[Row], hasher: blake3, end_bytes: int) -> list[Failed]:
         """Check what a pack holds beside its records: the index against `rows`, and the digest of it all."""

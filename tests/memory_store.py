@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from operators.errors import ChangedError, ExistsError, LimitError, NotFoundError, PathError
-from pipeline.store import Buffers, Listing, ObjectInfo, ObjectWriter
+from pipeline.store import Buffers, Listing, ObjectInfo, ObjectWriter, Room, StoreBase
 
 
 @dataclass
@@ -44,7 +44,7 @@ class MemoryStore:
             raise LimitError(f"at most {max_bytes} bytes", f"{len(data)}", key)
         return data
 
-    def get_ranges(self, info: ObjectInfo, ranges: Sequence[tuple[int, int]]) -> Buffers:
+    def get_ranges(self, info: ObjectInfo, ranges: Sequence[tuple[int, int]], room: Room | None = None) -> Buffers:
         self._called("get_ranges", info.key)
         data = self._find(info.key)
         if info.etag not in ("", _info(info.key, data).etag):
@@ -63,6 +63,9 @@ class MemoryStore:
         content = data.read_bytes() if isinstance(data, Path) else data
         assert self.objects.get(key, content) == content, f"{key} was modified"
         self.objects[key] = content
+
+    def spool(self, scratch_dir: str) -> Path:
+        return StoreBase().spool(scratch_dir)
 
     def delete(self, key: str) -> None:
         self._called("delete", key)

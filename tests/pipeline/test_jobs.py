@@ -252,14 +252,15 @@ def test_a_range_is_read_with_the_segments_that_hold_it(tmp_path: Path, monkeypa
     taken: list[int] = []
     plain = type(store).get_ranges
 
-    def counted(self: Any, info: Any, ranges: Any) -> Any:
+    def counted(self: Any, info: Any, ranges: Any, room: Any = None) -> Any:
         taken.extend(stop - start for start, stop in ranges)
-        return plain(self, info, ranges)
+        return plain(self, info, ranges, room)
 
     monkeypatch.setattr(type(store), "get_ranges", counted)
     middle = len(data) // 2
-    assert b"".join(map(bytes, range_bytes(store, item.rows, middle, middle + (1 << 20)))) == (
-        data[middle : middle + (1 << 20)]
+    assert (
+        b"".join(map(bytes, range_bytes(store, item.rows, middle, middle + (1 << 20))))
+        == (data[middle : middle + (1 << 20)])
     )
     assert taken == [row.stored_bytes for row in item.rows if 0 <= middle - row.offset_bytes < row.n_bytes]
 
@@ -352,10 +353,10 @@ def test_a_file_that_cannot_be_read_fails_alone(tmp_path: Path, capsys: Capture,
     folder = write(tmp_path / "source", {"a.bin": noise(1, 100), "gone.bin": noise(2, 100), "z.bin": noise(3, 100)})
     read = tasks.read_segments
 
-    def remove_first(source: Any, part: Any) -> Any:
+    def remove_first(source: Any, part: Any, room: Any) -> Any:
         if part.info.key == "gone.bin":
             (folder / "gone.bin").unlink()
-        return read(source, part)
+        return read(source, part, room)
 
     monkeypatch.setattr(tasks, "read_segments", remove_first)
     ran = Ran(capsys, "archive", folder, tmp_path / "archive", *QUICK)
@@ -373,8 +374,8 @@ def test_a_source_that_changes_is_never_a_mix(tmp_path: Path, capsys: Capture, m
     folder = write(tmp_path / "source", {"a.bin": noise(1, 100), "b.bin": noise(2, 100)})
     read = tasks.read_segments
 
-    def overwrite_after(source: Any, part: Any) -> Any:
-        yield from read(source, part)
+    def overwrite_after(source: Any, part: Any, room: Any) -> Any:
+        yield from read(source, part, room)
         if part.info.key == "b.bin":
             (folder / "b.bin").write_bytes(noise(9, 100))
 
@@ -517,15 +518,15 @@ def test_prior_of_another_checkpoint(source: Path, tmp_path: Path, capsys: Captu
 
 
 def test_sigterm_stops_the_run_without_a_commit(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
-    """H05: the file in work has not failed; the run ends with 143, and the next one finishes it."""
+    """H05: the file in work has not failed; the run ends with 143 once that is stored, and the next one goes on."""
     folder = write(tmp_path / "source", {f"{i}.bin": noise(i, 50_000) for i in range(4)})
     options = [*QUICK, "--set", "task_bytes=60000"]
     read = tasks.read_segments
 
-    def stop(source: Any, part: Any) -> Any:
+    def stop(source: Any, part: Any, room: Any) -> Any:
         if part.info.key == "2.bin":
             os.kill(os.getpid(), signal.SIGTERM)
-        return read(source, part)
+        return read(source, part, room)
 
     monkeypatch.setattr(tasks, "read_segments", stop)
     stopped = Ran(capsys, "archive", folder, tmp_path / "archive", *options)
@@ -533,7 +534,8 @@ def test_sigterm_stops_the_run_without_a_commit(tmp_path: Path, capsys: Capture,
     assert not (tmp_path / "archive/snapshots").exists()
     monkeypatch.undo()
     resumed = Ran(capsys, "archive", folder, tmp_path / "archive", *options)
-    assert (resumed.code, resumed.json["resumed_tasks"]) == (0, 2)
+    assert resumed.code == 0
+    assert 2 <= resumed.json["resumed_tasks"] < 4
 
 
 def test_sigterm_is_no_damage(source: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:

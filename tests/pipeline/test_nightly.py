@@ -54,8 +54,8 @@ def test_a_file_that_goes_away_after_it_was_read_is_kept(tmp_path: Path, capsys:
     folder = write(tmp_path / "source", {"a.bin": noise(1, 100), "rotated.bin": noise(2, 100)})
     read = tasks.read_segments
 
-    def remove_after(source: Any, part: Any) -> Any:
-        yield from read(source, part)
+    def remove_after(source: Any, part: Any, room: Any) -> Any:
+        yield from read(source, part, room)
         if part.info.key == "rotated.bin":
             (folder / "rotated.bin").unlink()
 

@@ -6,40 +6,46 @@ import errno
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from blake3 import blake3
 
 from operators.errors import StoreError
+from operators.record import pack_header
 from pipeline.executors import may_retry
 from pipeline.packs import PackSpool
+from tests.cases import noise
+from tests.memory_store import MemoryStore
 
 
-class Full:
-    """A file on a disk that has room for `room_bytes` more."""
-
-    def __init__(self, handle: int, room_bytes: int) -> None:
-        self._handle, self._room_bytes = handle, room_bytes
-        self._is_full = False
-
-    def write(self, data: bytes) -> None:
-        self._room_bytes -= len(data)
-        self._is_full = self._is_full or self._room_bytes < 0
-        self._check()
-
-    def close(self) -> None:
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
-            self._check()  # what is buffered is written once more, and fails once more
-
-    def _check(self) -> None:
-        if self._is_full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def spool(folder: Path, *records: bytes) -> bytes:
+    """Make a pack in memory for 1,500 bytes; return what it would be stored as."""
+    with PackSpool(MemoryStore(), str(folder), np.empty(1500, np.uint8)) as pack:
+        offsets = [pack.add(record) for record in records]
+        digest = pack.finish(b"index")
+        data = pack.path.read_bytes()
+        assert digest == blake3(data).digest()
+        assert len(data) == pack.n_bytes
+        for offset, record in zip(offsets, records, strict=True):
+            assert data[offset : offset + len(record)] == record
+            assert pack.digests[offset] == blake3(record).digest()
+        return data
 
 
-def spool(folder: Path, record: bytes) -> None:
-    with PackSpool(str(folder)) as pack:
-        pack.add(record)
-        pack.finish(b"index")
+def test_a_pack_does_not_depend_on_what_it_holds_in_memory(tmp_path: Path) -> None:
+    records = [noise(i, n_bytes) for i, n_bytes in enumerate((700, 800, 1, 1500, 1499, 2, 3))]
+    assert spool(tmp_path, *records)[len(pack_header()) :].startswith(b"".join(records))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_may_be_made_where_it_is_added(tmp_path: Path) -> None:
+    with PackSpool(MemoryStore(), str(tmp_path), np.empty(1500, np.uint8)) as pack:
+        for n_bytes in (1000, 400, 900):
+            room = pack.room(n_bytes + 3)
+            room[3 : 3 + n_bytes] = np.frombuffer(noise(n_bytes, n_bytes), np.uint8)
+            offset = pack.add(room[3 : 3 + n_bytes].data)
+        pack.flush()
+        assert pack.path.read_bytes()[offset:] == noise(900, 900)
 
 
 def test_a_missing_folder_may_be_there_later(tmp_path: Path) -> None:
@@ -55,8 +61,18 @@ def test_a_full_disk_is_named_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_bytes: int
 ) -> None:
     """Full at the record, at the index."""
+    real, left_bytes = os.write, room_bytes
+
+    def write(file: int, data: memoryview) -> int:
+        nonlocal left_bytes
+        if not left_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        n_bytes = real(file, data[:left_bytes])  # as a disk does: what there is room for, then nothing
+        left_bytes -= n_bytes
+        return n_bytes
+
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdopen", lambda handle, _mode: Full(handle, room_bytes))
+        patch.setattr(os, "write", write)
         with pytest.raises(StoreError, match=r"run\.scratch_dir") as caught:
             spool(tmp_path, bytes(1000))
     assert os.strerror(errno.ENOSPC) in str(caught.value)
