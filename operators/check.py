@@ -6,6 +6,7 @@ needs is known once its encoding is chosen, so a program that is to be stored is
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ def _at(where: str) -> Iterator[None]:
         raise type(error)(error.expected, error.found, where, error.next_step) from None
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def check(program: Node, stream: Stream) -> Checked:
     """Verify types, exact lengths and limits of `program` as a producer of `stream`.
 

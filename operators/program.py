@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from operators import limits
 from operators.base import Conditioned, Encoding, Operator
@@ -65,6 +65,16 @@ class Node:
 
     op: Operator | Literal
     children: tuple[Node, ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.op, self.children)))
+
+    def __hash__(self) -> int:  # programs are keys of caches, and a hash would be worked out anew each time
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Node, (self.op, self.children)  # another process hashes names to other numbers
 
     def __str__(self) -> str:
         text = (self.op.encoding or "lit") if isinstance(self.op, Literal) else self.op.name
@@ -179,20 +189,23 @@ class _Parser:
         return tuple(params)
 
 
-def put_program(out: bytearray, node: Node) -> None:
-    """Append the wire form of `node`, whose literals all have an encoding."""
+def put_program(out: bytearray, node: Node) -> list[int]:
+    """Append the wire form of `node`, whose literals all have an encoding; return where their codes are in `out`."""
+    places: list[int] = []
     if isinstance(node.op, Literal):
         coder = node.op.coder
+        places.append(len(out))
         out.append(coder.code)
         if not isinstance(coder, Conditioned):
-            return
+            return places
     else:
         out.append(node.op.opcode)
     put_varint(out, len(node.op.params))
     for param in node.op.params:
         put_varint(out, param)
     for child in node.children:
-        put_program(out, child)
+        places += put_program(out, child)
+    return places
 
 
 def take_program(reader: Reader) -> Node:

@@ -7,6 +7,7 @@ holds records one after the other, and an index of them at its end.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,19 +56,29 @@ def record_head(stream: Stream, program: Node, digest: bytes, sizes: Sequence[in
     sizes : sequence of int
         Bytes of the payloads, one per literal, in pre-order.
     """
+    header, _ = program_head(stream, program)
+    for size in sizes:
+        put_varint(header, size)
+    header += digest
+    return header
+
+
+def program_head(stream: Stream, program: Node) -> tuple[bytearray, list[int]]:
+    """Return the first bytes of a record, up to its program and with it, and where in them its literals are.
+
+    All literals have an encoding.
+    """
     text = bytearray()
-    put_program(text, program)
+    places = put_program(text, program)
     header = bytearray(RECORD_MAGIC)
     header.append(FORMAT_VERSION)
     header.append(stream.width_bits)
     put_varint(header, stream.n_words)
     put_varint(header, 0)  # codebooks
     put_varint(header, len(text))
+    places = [len(header) + place for place in places]
     header += text
-    for size in sizes:
-        put_varint(header, size)
-    header += digest
-    return header
+    return header, places
 
 
 def take_record(buffer: Bytes) -> Record:
@@ -83,20 +94,38 @@ def take_record(buffer: Bytes) -> Record:
     if len(buffer) > limits.RECORD_BYTES:
         raise LimitError(f"a record of at most {limits.RECORD_BYTES} bytes", str(len(buffer)))
     reader = Reader(buffer)
+    stream, book_ids, program = take_program_head(reader)
+    sizes = [reader.varint(limits.RECORD_BYTES) for _ in program.literals()]
+    digest = bytes(reader.take(DIGEST_BYTES))
+    payloads = tuple(reader.take(size) for size in sizes)
+    reader.end()
+    return Record(stream, program, digest, payloads, book_ids)
+
+
+def take_program_head(reader: Reader) -> tuple[Stream, tuple[bytes, ...], Node]:
+    """Read a record up to its program and with it; return its type, the codebooks that it names and its program.
+
+    Raises
+    ------
+    FormatError, LimitError, UnsupportedError
+        As `take_record`.
+    """
     _magic(reader, RECORD_MAGIC, "a record")
     width_bits = reader.byte()
     if width_bits not in (8, 16, 32, 64):
         raise FormatError("words of 8, 16, 32 or 64 bits", str(width_bits), f"@{reader.position - 1}")
     stream = Stream(width_bits, reader.varint(limits.SEGMENT_BYTES * 8 // width_bits))
     book_ids = tuple(bytes(reader.take(BOOK_ID_BYTES)) for _ in range(reader.varint(limits.PROGRAM_LITERALS)))
-    program_reader = Reader(reader.take(reader.varint(limits.PROGRAM_BYTES)))
-    program = take_program(program_reader)
-    program_reader.end()
-    sizes = [reader.varint(limits.RECORD_BYTES) for _ in program.literals()]
-    digest = bytes(reader.take(DIGEST_BYTES))
-    payloads = tuple(reader.take(size) for size in sizes)
+    return stream, book_ids, _program(bytes(reader.take(reader.varint(limits.PROGRAM_BYTES))))
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _program(text: bytes) -> Node:
+    """Return the program of a wire form, nothing but that."""
+    reader = Reader(text)
+    program = take_program(reader)
     reader.end()
-    return Record(stream, program, digest, payloads, book_ids)
+    return program
 
 
 def pack_header() -> bytes:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from operators.base import BLOCK_WORDS, Source, Stream
 from operators.check import check
 from operators.errors import DigestError, FormatError, UnsupportedError
+from operators.fields import encode_small, execute_small
 from operators.program import Literal, Node
 from operators.record import Record, record_head, take_record
 from operators.words import Bytes, Words, container
@@ -94,6 +95,10 @@ def encode(
     FormatError, LimitError
         `program` is ill-typed for `words`.
     """
+    digest = digest or digest_of(words)
+    small = encode_small(program, words, digest, out)
+    if small is not None:
+        return Encoded(*small)
     stream = Stream(words.dtype.itemsize * 8, words.size)
     check(program, stream)
     payloads = Payloads(out, program, stream)
@@ -101,7 +106,7 @@ def encode(
     if end < 0:
         return None
     coded = program.with_literals(iter(payloads.literals))
-    head = record_head(stream, coded, digest or digest_of(words), [n_bytes for _, n_bytes in payloads.sizes])
+    head = record_head(stream, coded, digest, [n_bytes for _, n_bytes in payloads.sizes])
     first = payloads.first - len(head)
     payloads.data[first : payloads.first] = np.frombuffer(head, np.uint8)
     return Encoded(payloads.data[first:end].data, stream, coded, tuple(payloads.sizes))
@@ -143,6 +148,11 @@ def execute(
     UnsupportedError
         The record needs a newer reader, or a codebook that is not among `books`.
     """
+    small = execute_small(record, n_bytes, out)
+    if small is not None:
+        words, stored = small
+        if digest_of(words) == stored and digest in (None, stored):
+            return words
     parsed = take_record(record)
     for book_id in parsed.book_ids:
         if book_id not in (books or {}):

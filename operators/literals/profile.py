@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from operators.base import Plan, Profile, Stream
+from operators.base import BLOCK_WORDS, Plan, Profile, Stream
 from operators.kernels.histogram import Histogram
+from operators.kernels.repeats import WIDE_WINDOW, repeats, window_of
 from operators.literals.lz import LzTrial
 from operators.words import Words
 
@@ -43,16 +44,25 @@ class Profiler:
         is_counted = stream.width_bits <= 16 and encoding not in ("raw", "bitpack", "lz")
         self._histogram = Histogram(stream.width_bits, stream.n_words) if is_counted else None
         self._largest = 0
-        self._lz = LzTrial(stream, always=encoding == "lz") if encoding in ("", "lz") else None
+        self._always_lz = encoding == "lz"
+        self._lz = LzTrial(stream, always=self._always_lz) if encoding in ("", "lz") else None
 
     def add(self, words: Words) -> None:
         """Count the next words; `words` is not kept."""
-        if self._lz is not None:
-            self._lz.add(words)
         if self._histogram is not None:
             self._histogram.add(words)
         elif words.size:
             self._largest = max(self._largest, int(words.max()))
+        if self._lz is not None and (self._always_lz or words.size < self._stream.n_words or self._repeats(words)):
+            self._lz.add(words)
+
+    def _repeats(self, words: Words) -> bool:
+        """Whether the words of a literal, all of them, repeat others: a block that does not is no case for LZ."""
+        if not 0 < words.size <= BLOCK_WORDS:
+            return words.size > 0
+        if self._histogram is None:
+            return repeats(words, WIDE_WINDOW)
+        return repeats(words, window_of(self._histogram.counts()))
 
     def finish(self) -> Profile:
         """Return what was counted."""

@@ -1,0 +1,271 @@
+"""Bit fields in one call: the bytes of the general path both ways, and no word that it would not read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import operators.run
+from operators import fields
+from operators.base import BLOCK_WORDS, Stream
+from operators.errors import ArchiveError, DamageError
+from operators.kernels import field_coder
+from operators.kernels.repeats import repeats, window_of
+from operators.literals.huffman import Huffman
+from operators.literals.profile import Profiler, choose
+from operators.ops.merge import Merge
+from operators.program import LIT, Literal, Node, parse
+from operators.record import take_record
+from operators.run import Encoded, encode, execute, open_source
+from operators.words import Words
+from tests.strategies import KINDS, damage, make_words
+
+WORD_BITS = (8, 16, 32, 64)
+PLAIN = ("", "raw", "bitpack", "huffman", "rans")
+
+
+@contextmanager
+def general_path() -> Iterator[None]:
+    """Write and read by the general path alone."""
+    with (
+        mock.patch.object(operators.run, "encode_small", return_value=None),
+        mock.patch.object(operators.run, "execute_small", return_value=None),
+    ):
+        yield
+
+
+def generally(program: Node, words: Words) -> Encoded | None:
+    """Return what the general path writes, or None where it refuses to."""
+    with general_path():
+        try:
+            return encode(program, words)
+        except ArchiveError:
+            return None
+
+
+@st.composite
+def trees(draw: st.DrawFn, width_bits: int, names: tuple[str, ...] = PLAIN, depth: int = 3) -> Node:
+    """A program of merges over plain literals."""
+    if depth == 0 or width_bits == 1 or draw(st.booleans()):
+        return Node(Literal(draw(st.sampled_from(names))))
+    cuts = draw(st.sets(st.integers(1, width_bits - 1), min_size=1, max_size=3))
+    ends = [0, *sorted(cuts), width_bits]
+    widths = tuple(stop - start for start, stop in pairwise(ends))
+    return Node(Merge(widths), tuple(draw(trees(width, names, depth - 1)) for width in widths))
+
+
+@st.composite
+def weights(draw: st.DrawFn) -> Words:
+    """Words of any kind, or numbers as weights are, some of them repeated."""
+    width_bits = draw(st.sampled_from(WORD_BITS))
+    n_words = draw(st.sampled_from((1, 2, 7, 64, 192, 768, 4095, 4096, 5000)) | st.integers(1, 3000))
+    seed = draw(st.integers(0, 1 << 32))
+    if width_bits == 8 or draw(st.booleans()):
+        return make_words(draw(st.sampled_from(KINDS)), width_bits, n_words, seed)
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(n_words) * 0.03
+    words = values.view("<u8") if width_bits == 64 else values.astype("<f4").view("<u4")
+    if width_bits == 16:
+        words = (words >> 16).astype("<u2")
+    if draw(st.booleans()):
+        start = draw(st.integers(0, n_words - 1))
+        words[start:] = np.resize(words[:start], n_words - start) if start else words[0]
+    words.flags.writeable = False
+    return words
+
+
+@given(data=st.data(), words=weights())
+@settings(max_examples=300)
+def test_the_bytes_of_the_general_path(data: st.DataObject, words: Words) -> None:
+    program = data.draw(trees(8 * words.itemsize))
+    expected = generally(program, words)
+    small = fields.encode_small(program, words, operators.run.digest_of(words), None)
+    n_bytes = fields.payload_bytes(program, words)
+    if small is None:
+        # A literal has no such encoding, LZ has been tried, or a named encoding takes more than the words.
+        names = [literal.op.encoding for literal in program.literals() if isinstance(literal.op, Literal)]
+        assert expected is None or "" in names if n_bytes is None else n_bytes > words.nbytes
+        return
+    assert expected is not None
+    assert (bytes(small[0]), *small[1:]) == (
+        bytes(expected.record), expected.stream, expected.program, expected.literals
+    )  # fmt: skip
+    assert n_bytes is not None
+    assert expected.body_bytes <= n_bytes <= expected.body_bytes + 8 * len(small[3]) + (expected.body_bytes >> 6)
+    read = fields.execute_small(small[0], words.nbytes, None)
+    assert read is not None
+    assert np.array_equal(read[0], words)
+    with general_path():
+        assert np.array_equal(execute(small[0], n_bytes=words.nbytes), words)
+
+
+@pytest.mark.parametrize("n_words", [4096, BLOCK_WORDS // 2, BLOCK_WORDS - 1, BLOCK_WORDS])
+@pytest.mark.parametrize(
+    "text", ["lit", "merge[3,13](lit, rans)", "merge[6,9,1](bitpack, huffman, rans)", "merge[8,8](raw, huffman)"]
+)
+def test_blocks(text: str, n_words: int) -> None:
+    words = (np.random.default_rng(n_words).standard_normal(n_words).astype("<f4").view("<u4") >> 16).astype("<u2")
+    expected = generally(parse(text), words)
+    small = fields.encode_small(parse(text), words, operators.run.digest_of(words), None)
+    assert expected is not None
+    assert small is not None
+    assert bytes(small[0]) == bytes(expected.record)
+    assert np.array_equal(execute(small[0]), words)
+
+
+@pytest.mark.parametrize("n_words", [0, BLOCK_WORDS + 1])
+def test_what_is_no_block_is_left_to_the_general_path(n_words: int) -> None:
+    words = np.arange(n_words, dtype="<u2") % 7
+    assert fields.fields_of(LIT, 16, n_words) is None
+    assert fields.payload_bytes(LIT, words) is None
+    encoded = encode(LIT, words)
+    assert encoded is not None
+    assert fields.execute_small(encoded.record, None, None) is None
+
+
+@pytest.mark.parametrize("text", ["lz", "xor[1](lit)", "merge[8,8](lit, const[1])", "scaled[16,5,2,1,2,2]"])
+def test_other_programs_are_left_to_the_general_path(text: str) -> None:
+    assert fields.fields_of(parse(text), 16, 256) is None
+
+
+@pytest.mark.parametrize("text", ["merge[8,9](lit, lit)", "merge[4,4](lit, lit)"])
+def test_programs_that_do_not_fit_are_refused(text: str) -> None:
+    with pytest.raises(DamageError):
+        encode(parse(text), np.zeros(10, "<u2"))
+
+
+@given(data=st.data(), words=weights().filter(lambda words: words.size < 1000))
+@settings(max_examples=300)
+def test_damage_never_reads_as_other_words(data: st.DataObject, words: Words) -> None:
+    names = ("raw", "bitpack", "huffman", "rans")
+    program = data.draw(trees(8 * words.itemsize, names, depth=2))
+    encoded = generally(program, words)
+    if encoded is None:
+        return
+    record = bytes(encoded.record)
+    damaged = data.draw(damage(record))
+    # The digest of the words is left out of it: what one path takes for words, the other has to as well.
+    small = fields.execute_small(damaged, None, None)
+    if small is not None:
+        parsed = take_record(damaged)
+        general = parsed.stream.empty()
+        open_source(parsed).read(general)
+        assert np.array_equal(small[0], general)
+    with suppress(ArchiveError):
+        assert np.array_equal(execute(damaged), words)
+
+
+@pytest.mark.parametrize("text", ["merge[6,9,1](bitpack, huffman, rans)", "merge[8,8](raw, huffman)"])
+def test_every_flipped_byte_and_every_cut_is_found(text: str) -> None:
+    words = (np.random.default_rng(5).standard_normal(200).astype("<f4").view("<u4") >> 16).astype("<u2")
+    encoded = encode(parse(text), words)
+    assert encoded is not None
+    record = bytes(encoded.record)
+    for position in range(len(record)):
+        flipped = record[:position] + bytes((record[position] ^ 0x11,)) + record[position + 1 :]
+        for damaged in (flipped, record[:position], record + flipped[position:]):
+            with pytest.raises(ArchiveError):
+                execute(damaged)
+
+
+def test_the_caller_says_what_a_record_holds() -> None:
+    words = np.arange(300, dtype="<u2") % 11
+    encoded = encode(parse("merge[4,12](huffman, bitpack)"), words)
+    assert encoded is not None
+    out = np.empty(600, np.uint8)
+    assert np.shares_memory(execute(encoded.record, n_bytes=600, digest=operators.run.digest_of(words), out=out), out)
+    for wrong in ({"n_bytes": 602}, {"out": np.empty(602, np.uint8)}, {"digest": bytes(32)}):
+        with pytest.raises(DamageError):
+            execute(encoded.record, **wrong)
+
+
+def test_a_buffer_that_is_too_small_is_not_written_to() -> None:
+    words = np.arange(3000, dtype="<u2")
+    short = np.zeros(100, np.uint8)
+    encoded = encode(parse("merge[4,12](lit, lit)"), words, out=short)
+    assert encoded is not None
+    assert not short.any()
+    assert np.array_equal(execute(encoded.record), words)
+
+
+def test_named_encodings_that_need_more_room_than_words() -> None:
+    words = np.random.default_rng(1).permutation(1 << 10).astype("<u2")
+    program = parse("merge[10,6](rans, huffman)")
+    expected, encoded = generally(program, words), encode(program, words)
+    assert expected is not None
+    assert encoded is not None
+    assert encoded.body_bytes > words.nbytes // 2
+    assert bytes(encoded.record) == bytes(expected.record)
+
+
+@pytest.mark.parametrize("width_bits", WORD_BITS)
+def test_unaligned_and_read_only_words(width_bits: int) -> None:
+    data = bytes(1) + np.random.default_rng(2).bytes(width_bits * 32)
+    words = np.frombuffer(data, f"<u{width_bits // 8}", offset=1)
+    encoded = fields.encode_small(LIT, words, operators.run.digest_of(words), None)
+    assert encoded is not None
+    assert np.array_equal(execute(encoded[0]), words)
+
+
+def test_a_planted_fault_is_caught() -> None:
+    """A field that is cut one bit too high differs from that of the general path, and does not read as the words."""
+    words = np.arange(500, dtype="<u2") * 3
+    program = parse("merge[5,11](bitpack, bitpack)")
+    good = encode(program, words)
+    of = fields.fields_of(program, 16, 500)
+    assert good is not None
+    assert of is not None
+    of.shifts[1] += 1
+    try:
+        bad = encode(program, words)
+    finally:
+        of.shifts[1] -= 1
+    assert bad is not None
+    assert bytes(bad.record) != bytes(good.record)
+    with pytest.raises(DamageError):
+        execute(bad.record)
+
+
+@given(seed=st.integers(0, 1 << 32), n_values=st.integers(1, 300), n_words=st.integers(64, 3000))
+def test_repeats_are_told_from_chance(seed: int, n_values: int, n_words: int) -> None:
+    rng = np.random.default_rng(seed)
+    words = rng.integers(0, n_values, n_words).astype("<u2")
+    window = window_of(np.bincount(words))
+    if n_values == 1:
+        assert window > n_words
+        return
+    assert not repeats(words, window)
+    again = np.concatenate((words[:500], words[:500]))
+    window = window_of(np.bincount(again))
+    assert repeats(again, window) or 2 * window > again.size
+
+
+@given(words=weights())
+def test_the_choice_is_that_of_all_plans(words: Words) -> None:
+    if words.itemsize > 2:
+        words = words.view("<u2")[:5000]
+    width_bits = 8 * words.itemsize
+    small = fields.encode_small(LIT, words, bytes(32), None)
+    profiler = Profiler(Stream(width_bits, words.size))
+    profiler.add(words)
+    profile = profiler.finish()
+    name, plan = choose(profile)
+    if small is not None:
+        assert str(small[2]) == name
+        assert fields.payload_bytes(LIT, words) == plan.n_bytes
+    huffman = Huffman().plan(profile)
+    assert huffman is None or fields.payload_bytes(Node(Literal("huffman")), words) == huffman.n_bytes
+
+
+def test_codes_are_those_of_the_encodings() -> None:
+    from operators.registry import ENCODINGS_BY_NAME
+
+    codes = field_coder.RAW, field_coder.BITPACK, field_coder.HUFFMAN, field_coder.RANS
+    assert codes == tuple(ENCODINGS_BY_NAME[name].code for name in PLAIN[1:])
