@@ -112,7 +112,7 @@ class Parametric(ABC):
     @classmethod
     def from_params(cls, params: tuple[int, ...]) -> Self:
         """Inverse of `params`. Raises FormatError for a wrong count; their ranges are checked against a stream."""
-        expected = len(fields(cls))  # type: ignore[arg-type]
+        expected = len(_names(cls))
         if len(params) != expected:
             raise FormatError(f"{expected} parameters of {cls.name}", str(len(params)))
         return cls(*params)

@@ -6,6 +6,7 @@ BOOL byte of 255 pass like any other pattern.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -74,6 +75,7 @@ def dtype_of(name: str | None) -> Dtype:
     return DTYPES.get(name or "", BYTES)
 
 
+@functools.cache
 def container(width_bits: int) -> np.dtype[Any]:
     """Return the smallest unsigned numpy dtype that holds words of `width_bits` (1 to 64)."""
     for bits in (8, 16, 32):

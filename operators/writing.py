@@ -331,16 +331,16 @@ class _Gathered(_End):
     def __init__(self, node: Node, stream: Stream) -> None:
         super().__init__(stream)
         self._node = node
-        self._words = stream.empty()
+        self._words = self._next = stream.empty()
         self._n_words = 0
 
     def place(self, n_words: int) -> Words:
-        return self._words[self._n_words : self._n_words + n_words]
+        self._next = self._words[self._n_words : self._n_words + n_words]
+        return self._next
 
     def add(self, words: Words) -> bool:
-        place = self.place(words.size)
-        if place.ctypes.data != words.ctypes.data:
-            place[:] = words
+        if words is not self._next:
+            self.place(words.size)[:] = words
         self._n_words += words.size
         return True
 
