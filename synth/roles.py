@@ -17,6 +17,7 @@ import numpy as np
 
 from operators.base import Stream
 from operators.errors import DamageError
+from operators.fields import payload_bytes
 from operators.kernels.costing import first_change
 from operators.kernels.looks import look
 from operators.ops.const import Const
@@ -36,6 +37,8 @@ NOT_TEXT = 64
 """One byte in so many may be none of ASCII: a header begins with its length."""
 MAX_KNOWN = 4
 """Programs that are remembered for tensors of one kind."""
+CLEARLY = 32
+"""One part in so many."""
 _NUMBER = re.compile(r"\d+")
 _TEXT = Remembered("lz", 3 << 18, 0, 0)
 """Of text, such as headers, which needs no search if LZ takes three bits a byte or less: no other code does."""
@@ -132,7 +135,7 @@ class Roles:
         recalled = [_recalled(remembered, found, words) for remembered, found in reversed(known)]
         if len(recalled) == 1 or words.size > SMALL_WORDS:
             return recalled[0]  # the last one that was found
-        return min(recalled, key=lambda one: _bits_of(one, words))
+        return _smallest(recalled, words)
 
 
 def _recalled(remembered: Remembered, found: Synthesis | None, words: Words) -> Recalled:
@@ -140,10 +143,26 @@ def _recalled(remembered: Remembered, found: Synthesis | None, words: Words) -> 
     return Recalled(program, remembered.bits_q18 * words.size >> 18, found)
 
 
-def _bits_of(recalled: Recalled, words: Words) -> int:
-    """Return what a program takes of small `words`, or what it took of others where only its record could tell."""
-    encoded = written(recalled.program, words)
-    return 8 * (words.nbytes if encoded is None else encoded.body_bytes)
+def _smallest(recalled: list[Recalled], words: Words) -> Recalled:
+    """Return the program that takes the fewest bytes of small `words`.
+
+    Those that only their record can tell of are written where they took clearly less of others than the best of the
+    rest takes of these.
+    """
+    best, best_bytes = recalled[0], words.nbytes
+    others = []
+    for one in recalled:
+        n_bytes = payload_bytes(one.program, words)
+        if n_bytes is None:
+            others.append(one)
+        elif n_bytes < best_bytes:
+            best, best_bytes = one, n_bytes
+    for one in others:
+        if one.expected_bits < 8 * (best_bytes - best_bytes // CLEARLY):
+            encoded = written(one.program, words)
+            if encoded is not None and encoded.body_bytes < best_bytes:
+                best, best_bytes = one, encoded.body_bytes
+    return best
 
 
 _parsed = functools.lru_cache(1 << 12)(parse)
