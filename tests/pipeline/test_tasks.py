@@ -54,11 +54,11 @@ def test_a_program_that_the_format_refuses_is_stored_as_a_literal(
 
 def test_a_program_whose_encodings_need_too_much_memory_is_stored_as_a_literal(monkeypatch: pytest.MonkeyPatch) -> None:
     n_words = 80_000
-    data = np.resize(np.frombuffer(noise(1, 10_000), np.uint8), 2 * n_words).tobytes()
+    data = np.resize(np.frombuffer(noise(1, 2_000), np.uint8), 2 * n_words).tobytes()
     program = parse("merge[8,8](lit, lit)")
     assert stored(program, "U16", data, monkeypatch) == "merge[8,8](lz, lz)"
     monkeypatch.setattr(limits, "SCRATCH_FIXED_BYTES", n_words)  # enough for one window, not for two and their blocks
-    assert stored(program, "U16", data, monkeypatch) == "lz"
+    assert stored(program, "U16", data[16:], monkeypatch) == "lz"  # of another length: what was checked is remembered
 
 
 def test_a_program_that_was_misjudged_gives_way_to_a_finalist(monkeypatch: pytest.MonkeyPatch) -> None:
