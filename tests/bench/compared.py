@@ -243,12 +243,12 @@ def wall(view: View, file: str, command: str, workers: int) -> dict[str, Any] | 
     return next((one for one in view.results.wall if (one["file"], one["command"], one["workers"]) == key), None)
 
 
-def marginal_gb_s(view: View, file: str, command: str, workers: int) -> float | None:
-    """Return the GB/s of wall time of the bytes alone: of a checkpoint repeated, less the same once."""
+def marginal_gb_s(view: View, file: str, command: str, workers: int, clock: str = "wall_s") -> float | None:
+    """Return the GB/s of wall or CPU time of the bytes alone: of a checkpoint repeated, less the same once."""
     once, often = wall(view, file, command, workers), wall(view, f"{file}{TIMES}", command, workers)
-    if once is None or often is None or often["wall_s"] <= once["wall_s"]:
+    if once is None or often is None or often[clock] <= once[clock]:
         return None
-    return float((often["n_bytes"] - once["n_bytes"]) / 1e9 / (often["wall_s"] - once["wall_s"]))
+    return float((often["n_bytes"] - once["n_bytes"]) / 1e9 / (often[clock] - once[clock]))
 
 
 def search(view: View) -> Table:

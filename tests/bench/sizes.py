@@ -6,7 +6,7 @@ import filecmp
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -44,19 +44,27 @@ def dtype_of(name: str) -> str:
     return "F8_E4M3" if dtype == "F8" else dtype
 
 
-def archive(name: str, *options: str, verify: bool = True) -> Archived:
-    """Archive one checkpoint alone, through the command line; verify it, restore it and compare the bytes."""
-    return archive_file(name, path(name), *options, verify=verify)
+def archive(name: str, *options: str, verify: bool = True, before: Callable[[], object] | None = None) -> Archived:
+    """Archive one checkpoint alone, through the command line; verify it, restore it and compare the bytes.
+
+    `before` is called before each command that writes.
+    """
+    return archive_file(name, path(name), *options, verify=verify, before=before)
 
 
-def archive_file(name: str, file: Path, *options: str, verify: bool = True) -> Archived:
+def archive_file(
+    name: str, file: Path, *options: str, verify: bool = True, before: Callable[[], object] | None = None
+) -> Archived:
     """Do as `archive` does with any file, under a name for the tables."""
+    before = before or (lambda: None)
     with tempfile.TemporaryDirectory() as scratch:
         place, target = Path(scratch, "archive"), Path(scratch, "target")
+        before()
         finished = {"archive": brevis("archive", file, place, "--json", *options)}
         summary = json.loads(finished["archive"].stdout)
         if verify:
             finished["verify"] = brevis("verify", place, *options)
+        before()
         finished["restore"] = brevis("restore", place, target, *options)
         assert filecmp.cmp(file, target / file.name, shallow=False), f"{name} was not restored bit for bit"
         pack_bytes = sum(pack.stat().st_size for pack in (place / "packs").rglob("*") if pack.is_file())

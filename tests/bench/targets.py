@@ -1,14 +1,15 @@
-"""``python -m tests.bench targets``: the bars on a comparison, each with what was measured."""
+"""``python -m tests.bench targets``: the bars, each with what a comparison or `promises` has measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from tests.bench.compared import ZIPNN, View, marginal_gb_s, wall
+from tests.bench import promises
+from tests.bench.compared import ZIPNN, View, marginal_gb_s
 from tests.bench.contests import FORCED
 from tests.bench.report import Table
 from tests.bench.results import Results
-from tests.bench.walls import REPEATED, TIMES
+from tests.bench.walls import REPEATED
 
 HOLDS, MISSED = "holds", "MISSED"
 SIZE_BARS: Mapping[str, tuple[float, float]] = {
@@ -64,6 +65,7 @@ def _bars(view: View) -> Iterator[tuple[str, str, str, bool]]:
     yield from _size_bars(view)
     yield from _speed_bars(view)
     yield from _other_bars(view)
+    yield from promises.found()
 
 
 def _size_bars(view: View) -> Iterator[tuple[str, str, str, bool]]:
@@ -107,10 +109,10 @@ def _other_bars(view: View) -> Iterator[tuple[str, str, str, bool]]:
             speed = marginal_gb_s(view, file, command, 1)
             holds = speed is not None and speed >= bar
             yield f"{command} file to file, one worker: {file}", f">= {bar} GB/s", _shown(speed, 2, " GB/s"), holds
-        one, two = (wall(view, f"{file}{TIMES}", "archive", workers) for workers in (1, 2))
-        ratio = two["cpu_s"] / one["cpu_s"] if one and two else None
-        holds = _at_most(ratio, TWO_WORKERS)
-        yield f"CPU of two workers in that of one: {file}{TIMES}", f"<= {TWO_WORKERS}x", _shown(ratio, 2, "x"), holds
+            one, two = (marginal_gb_s(view, file, command, workers, "cpu_s") for workers in (1, 2))
+            ratio = one / two if one and two else None
+            name = f"{command} file to file, CPU per byte of two workers in that of one: {file}"
+            yield name, f"<= {TWO_WORKERS}x", _shown(ratio, 2, "x"), _at_most(ratio, TWO_WORKERS)
     for share in view.results.shares:
         if share["recipe"] == "default" and share["share"] is not None:
             part = share["share"]
