@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from operators.base import Operator, Stream
-from operators.kernels.scales import CHUNK, LEVELS, STEPS, SYMBOLS, sign_spread
+from operators.kernels.scales import CHUNK, LEVELS, STEPS, SYMBOLS, TILE_ROWS, sign_spread
 from operators.kernels.tile_costs import table_costs
 from operators.kernels.tile_heads import scale_bits
 from operators.literals.scaled import Scaled
 from operators.literals.scaled_huffman import ScaledHuffman
-from operators.literals.tiled import THOROUGH, TILE_ROWS, USUAL, Scales, Tiled, view_columns
+from operators.literals.tiled import THOROUGH, USUAL, Scales, Tiled, view_columns
 from operators.program import LIT, Literal, Node
 from operators.words import Dtype, Words
 from synth.cost import BYTE_Q8, Q8, literal_q8, node_q8

@@ -85,6 +85,19 @@ if JIT:
 
         return types.void(out, types.int64, source, types.int64, types.int64), codegen
 
+    @intrinsic
+    def fetch(typing: Any, array: Any, offset: Any) -> Any:  # noqa: ARG001
+        """Ask for the cache line at byte `offset` of `array`, or anywhere: nothing is read."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            place, number = _pointer(context, builder, signature.args[0], args[0], args[1], 8), ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
+            ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+            builder.call(ask, [place, number(0), number(3), number(1)])
+            return context.get_dummy_value()
+
+        return types.void(array, types.int64), codegen
+
     load_u16, load_u64 = _compiled_load(2), _compiled_load(8)
     store_u16, store_u64 = _compiled_store(2), _compiled_store(8)
 else:
@@ -94,6 +107,9 @@ else:
         assert 0 <= start <= source.size - n_bytes, "copy out of bounds"
         assert 0 <= to <= out.size - n_bytes, "copy out of bounds"
         out[to : to + n_bytes] = source[start : start + n_bytes]
+
+    def fetch(array: Any, offset: Any) -> None:
+        """Ask for the cache line at byte `offset` of `array`, or anywhere: nothing is read."""
 
     load_u16, load_u64 = _interpreted_load(2), _interpreted_load(8)
     store_u16, store_u64 = _interpreted_store(2), _interpreted_store(8)

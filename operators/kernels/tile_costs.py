@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from operators.kernels.alphabet import golomb_bits, zigzag
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.lanes import bit_length
-from operators.kernels.scales import ESCAPE, SLOTS, SYMBOLS, window
+from operators.kernels.scales import ESCAPE, HEADROOM, SLOTS, SYMBOLS, window
 from operators.kernels.tile_heads import code_lengths
 
 
@@ -60,7 +60,7 @@ def table_costs(
     lengths = np.empty(SYMBOLS, np.uint8)
     for tables in range(4):
         found = sums[: (counts.shape[0] >> 3) << tables]
-        window(counts, fraction_bits, tables, found)
+        window(counts, fraction_bits, tables, HEADROOM, found)
         bits, head = np.int64(0), np.int64(0)
         escapes, counted = np.int64(0), np.int64(0)
         for table in range(found.shape[0]):

@@ -38,13 +38,22 @@ def _scale_code(scales: Any) -> Any:
     for i in range(scales.size):
         total += np.int64(scales[i])
     base = (2 * total + scales.size) // (2 * scales.size)
-    order, best = 0, np.int64(1) << 62
-    for k in range(12):
-        n_bits = np.int64(0)
-        for i in range(scales.size):
-            n_bits += golomb_bits(k, zigzag(np.int64(scales[i]) - base))
-        if n_bits < best:
-            order, best = k, n_bits
+    spread = np.int64(0)
+    for i in range(scales.size):
+        spread += zigzag(np.int64(scales[i]) - base)
+    # The best order is the logarithm of the mean or next to it.
+    middle = min(max(bit_length(spread // scales.size), np.int64(1)), np.int64(10))
+    below, at, above = np.int64(0), np.int64(0), np.int64(0)
+    for i in range(scales.size):
+        code = zigzag(np.int64(scales[i]) - base)
+        below += golomb_bits(middle - 1, code)
+        at += golomb_bits(middle, code)
+        above += golomb_bits(middle + 1, code)
+    order, best = middle - 1, below
+    if at < best:
+        order, best = middle, at
+    if above < best:
+        order, best = middle + 1, above
     return base, order, best
 
 
@@ -56,7 +65,13 @@ def scale_bits(scales: NDArray[np.int32]) -> int:
 
 @inlined
 def _put_scales(out: Any, bit: Any, scales: Any) -> Any:
-    """Write an array of scales: its base, an order, then Exp-Golomb codes of the differences to the base."""
+    """Write an array of scales: its base, an order, then Exp-Golomb codes of the differences to the base.
+
+    Return the bit after it, or -1 where a scale is too large.
+    """
+    for i in range(scales.size):
+        if not -SCALE_LIMIT < scales[i] < SCALE_LIMIT:
+            return np.int64(-1)
     base, order, _ = _scale_code(scales)
     bit = put_bits(out, bit, base + SCALE_LIMIT, 15)
     bit = put_bits(out, bit, order, 4)
@@ -80,15 +95,8 @@ def _take_scales(buffer: Any, bit: Any, scales: Any) -> Any:
     return bit
 
 
-@kernel("out")
-def put_scales(
-    row_scales: NDArray[np.int32],
-    column_scales: NDArray[np.int32],
-    tail_scale: int,
-    levels: NDArray[np.uint8],
-    flips: NDArray[np.uint8],
-    out: NDArray[np.uint8],
-) -> int:
+@inlined
+def put_scales(row_scales: Any, column_scales: Any, tail_scale: Any, levels: Any, flips: Any, out: Any) -> Any:
     """Write scales and signs to the zeroed `out`; return the bit after them, or -1 where a scale is too large.
 
     Parameters
@@ -101,52 +109,45 @@ def put_scales(
         Room for 6 bytes per scale and 1 per column, and 64.
     """
     if not -SCALE_LIMIT < tail_scale < SCALE_LIMIT:
-        return -1
-    for scales in (row_scales, column_scales):
-        for i in range(scales.size):
-            if not -SCALE_LIMIT < scales[i] < SCALE_LIMIT:
-                return -1
+        return np.int64(-1)
     bit = put_bits(out, 0, tail_scale + SCALE_LIMIT, 15)
     if row_scales.size:
         bit = _put_scales(out, bit, row_scales)
+        if bit < 0:
+            return np.int64(-1)
     if column_scales.size:
         bit = _put_scales(out, bit, column_scales)
+        if bit < 0:
+            return np.int64(-1)
     for c in range(levels.size):
         bit = put_bits(out, bit, np.int64(levels[c]) | np.int64(flips[c]) << 3, 4)
     return bit
 
 
-@kernel("row_scales", "column_scales", "levels", "flips", "numbers")
-def take_scales(
-    buffer: NDArray[np.uint8],
-    row_scales: NDArray[np.int32],
-    column_scales: NDArray[np.int32],
-    levels: NDArray[np.uint8],
-    flips: NDArray[np.uint8],
-    numbers: NDArray[np.int64],
-) -> int:
-    """Read what `put_scales` writes into arrays of the same shapes; return the bit after it, or -1 where it is none.
+@inlined
+def take_scales(buffer: Any, row_scales: Any, column_scales: Any, levels: Any, flips: Any) -> Any:
+    """Read what `put_scales` writes into arrays of the same shapes.
 
-    ``numbers[0]`` is set to the scale of the tail.
+    Returns
+    -------
+    bit, tail_scale : int
+        `bit` is the one after it, or -1 where it is none.
     """
-    numbers[0] = np.int64(peek(buffer, 0) & np.uint64(0x7FFF)) - SCALE_LIMIT
+    tail_scale = np.int64(peek(buffer, 0) & np.uint64(0x7FFF)) - SCALE_LIMIT
     bit = np.int64(15)
-    if row_scales.size:
-        bit = _take_scales(buffer, bit, row_scales)
-        if bit < 0:
-            return -1
-    if column_scales.size:
-        bit = _take_scales(buffer, bit, column_scales)
-        if bit < 0:
-            return -1
+    for scales in (row_scales, column_scales):
+        if scales.size:
+            bit = _take_scales(buffer, bit, scales)
+            if bit < 0:
+                return np.int64(-1), tail_scale
     for c in range(levels.size):
         nibble = np.int64(peek(buffer, bit) & np.uint64(15))
         bit += 4
         levels[c] = nibble & 7
         flips[c] = nibble >> 3
         if nibble & 7 >= LEVELS or bit > 8 * buffer.size:
-            return -1
-    return bit
+            return np.int64(-1), tail_scale
+    return bit, tail_scale
 
 
 @inlined
@@ -182,8 +183,8 @@ def _likely(counts: Any, pool: Any, g: Any) -> None:
     for v in range(SYMBOLS):
         # In units of 1/16, so that a borrowed part of a count is not lost.
         g[v] = 16 * counts[v]
-        if seen < SLOTS and pooled:
-            g[v] += pool[v] * SLOTS // pooled
+        if pooled:
+            g[v] += 4 * pool[v] * SLOTS // pooled
         total += g[v]
     least = max(np.int64(1), total // 50000)
     for v in range(ESCAPE):
@@ -198,20 +199,47 @@ def _likely(counts: Any, pool: Any, g: Any) -> None:
         g[0] = 1
 
 
-@kernel("frequencies")
-def fit_frequencies(counts: NDArray[np.int64], pool: NDArray[np.int64], frequencies: NDArray[np.uint16]) -> int:
-    """Set frequencies close to the proportions of `counts`; return the symbol that takes what is left.
+@kernel("frequencies", "spare")
+def fit_frequencies(
+    counts: NDArray[np.int64], used: NDArray[np.uint8], frequencies: NDArray[np.uint16], spare: NDArray[np.int64]
+) -> None:
+    """Set frequencies close to the proportions of counts.
 
     Symbols that are hardly seen are left to the escape. Every frequency but that of one symbol has at most 5
     significant bits, so that a table costs about a byte a symbol; what rounding leaves goes to that one.
 
     Parameters
     ----------
-    counts : int64 array, shape (SYMBOLS,)
-    pool : int64 array, shape (SYMBOLS,)
-        Counts of all tables together, which stand in where `counts` are few.
-    frequencies : uint16 array, shape (SYMBOLS,)
+    counts : int64 array, shape (n_tables, SYMBOLS)
+        Those of all tables together stand in where there are few.
+    used : uint8 array, shape (n_tables,)
+        Whether there is a table.
+    frequencies : uint16 array, shape (n_tables, SYMBOLS)
+        Set, to zeros where there is no table.
+    spare : int64 array, shape (n_tables,)
+        Set to the symbol that takes what is left.
     """
+    pool = _pool(counts)
+    for table in range(counts.shape[0]):
+        frequencies[table] = 0
+        spare[table] = 0
+        if used[table]:
+            spare[table] = _fit_frequencies(counts[table], pool, frequencies[table])
+
+
+@inlined
+def _pool(counts: Any) -> Any:
+    """Return the counts of all tables together."""
+    pool = np.zeros(SYMBOLS, np.int64)
+    for table in range(counts.shape[0]):
+        for v in range(SYMBOLS):
+            pool[v] += counts[table, v]
+    return pool
+
+
+@inlined
+def _fit_frequencies(counts: Any, pool: Any, frequencies: Any) -> Any:
+    """Set the frequencies of one table; return the symbol that takes what is left."""
     g = np.zeros(SYMBOLS, np.int64)
     _likely(counts, pool, g)
     total, largest = np.int64(0), 0
@@ -302,10 +330,13 @@ def put_frequencies(frequencies: NDArray[np.uint16], spare: NDArray[np.int64], o
 
 
 @kernel("frequencies")
-def take_frequencies(buffer: NDArray[np.uint8], bit: int, frequencies: NDArray[np.uint16]) -> int:
+def take_frequencies(
+    buffer: NDArray[np.uint8], bit: int, used: NDArray[np.uint8], frequencies: NDArray[np.uint16]
+) -> int:
     """Read what `put_frequencies` writes; return the byte after it, or -1 where it is none.
 
-    Tables are checked: their sums, the rule of rare symbols, and that the escape is in them.
+    Tables are checked: that those in use are there, their sums, the rule of rare symbols, and that the escape is in
+    them.
     """
     end = 8 * buffer.size
     for table in range(frequencies.shape[0]):
@@ -313,7 +344,7 @@ def take_frequencies(buffer: NDArray[np.uint8], bit: int, frequencies: NDArray[n
             frequencies[table, v] = 0
         is_there = np.int64(peek(buffer, bit) & np.uint64(1))
         bit += 1
-        if bit > end:
+        if bit > end or used[table] > is_there:
             return -1
         if not is_there:
             continue
@@ -354,19 +385,23 @@ def take_frequencies(buffer: NDArray[np.uint8], bit: int, frequencies: NDArray[n
 
 
 @kernel("lengths")
-def fit_lengths(counts: NDArray[np.int64], pool: NDArray[np.int64], lengths: NDArray[np.uint8]) -> None:
-    """Set the lengths of the best code of at most `MAX_LENGTH` bits for the proportions of `counts`.
+def fit_lengths(counts: NDArray[np.int64], used: NDArray[np.uint8], lengths: NDArray[np.uint8]) -> None:
+    """Set the lengths of the best codes of at most `MAX_LENGTH` bits for the proportions of counts.
 
     Parameters
     ----------
-    counts, pool : int64 arrays, shape (SYMBOLS,)
+    counts, used : arrays
         As for `fit_frequencies`.
-    lengths : uint8 array, shape (SYMBOLS,)
-        Set, 0 for symbols that are left to the escape. The escape always has a code.
+    lengths : uint8 array, shape (n_tables, SYMBOLS)
+        Set, 0 for symbols that are left to the escape, and where there is no table. The escape always has a code.
     """
+    pool = _pool(counts)
     g = np.zeros(SYMBOLS, np.int64)
-    _likely(counts, pool, g)
-    code_lengths(g, lengths)
+    for table in range(counts.shape[0]):
+        lengths[table] = 0
+        if used[table]:
+            _likely(counts[table], pool, g)
+            code_lengths(g, lengths[table])
 
 
 @inlined
@@ -412,17 +447,18 @@ def put_lengths(lengths: NDArray[np.uint8], out: NDArray[np.uint8], bit: int) ->
 
 
 @kernel("lengths")
-def take_lengths(buffer: NDArray[np.uint8], bit: int, lengths: NDArray[np.uint8]) -> int:
+def take_lengths(buffer: NDArray[np.uint8], bit: int, used: NDArray[np.uint8], lengths: NDArray[np.uint8]) -> int:
     """Read what `put_lengths` writes; return the byte after it, or -1 where it is none.
 
-    Lengths are at most `MAX_LENGTH`, and the escape has one; whether codes are complete is left to their user.
+    Tables in use are there, lengths are at most `MAX_LENGTH`, and the escape has one; whether codes are complete is
+    left to their user.
     """
     end = 8 * buffer.size
     for table in range(lengths.shape[0]):
         lengths[table] = 0
         is_there = np.int64(peek(buffer, bit) & np.uint64(1))
         bit += 1
-        if bit > end:
+        if bit > end or used[table] > is_there:
             return -1
         if not is_there:
             continue

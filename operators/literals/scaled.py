@@ -37,19 +37,14 @@ class Scaled(Tiled):
     def coder_bytes(self, columns: int) -> int:
         return 370 * columns + (1 << 20)  # of either family of kernels
 
-    def put_tables(
-        self, counts: NDArray[np.int64], used: NDArray[np.int64], head: Array8, bit: int
-    ) -> tuple[Tables, int]:
-        frequencies = np.zeros(counts.shape, np.uint16)
-        spare = np.zeros(self.n_tables, np.int64)
-        pool = counts.sum(axis=0)
-        for table in used:
-            spare[table] = tile_heads.fit_frequencies(counts[table], pool, frequencies[table])
+    def put_tables(self, counts: NDArray[np.int64], used: Array8, head: Array8, bit: int) -> tuple[Tables, int]:
+        frequencies, spare = np.empty(counts.shape, np.uint16), np.empty(self.n_tables, np.int64)
+        tile_heads.fit_frequencies(counts, used, frequencies, spare)
         return frequencies, tile_heads.put_frequencies(frequencies, spare, head, bit)
 
-    def take_tables(self, payload: Array8, bit: int) -> tuple[Tables, int]:
+    def take_tables(self, payload: Array8, bit: int, used: Array8) -> tuple[Tables, int]:
         frequencies = np.empty((self.n_tables, SYMBOLS), np.uint16)
-        return frequencies, tile_heads.take_frequencies(payload, bit, frequencies)
+        return frequencies, tile_heads.take_frequencies(payload, bit, used, frequencies)
 
     def encode(self, words: Words, runs: Sequence[Run], tables: Tables, raw: Array8, room: int) -> Coded | None:
         coder: TileCoder = tile_coder()

@@ -12,8 +12,8 @@ from operators.base import Stream
 from operators.errors import FormatError
 from operators.kernels import tile_heads, tiles_huffman
 from operators.kernels.huffman import STREAMS
-from operators.kernels.scales import SYMBOLS
-from operators.literals.tiled import BUFFERS, NO_LEVELS, SLACK, TILE_ROWS, Array8, Coded, Run, Tables, Tiled
+from operators.kernels.scales import SYMBOLS, TILE_ROWS
+from operators.literals.tiled import BUFFERS, NO_LEVELS, SLACK, Array8, Coded, Run, Tables, Tiled
 from operators.words import Words
 
 
@@ -35,18 +35,14 @@ class ScaledHuffman(Tiled):
     def coder_bytes(self, columns: int) -> int:
         return tiles_huffman.DECODER_BYTES * self.n_tables + _scratch_bytes(columns)
 
-    def put_tables(
-        self, counts: NDArray[np.int64], used: NDArray[np.int64], head: Array8, bit: int
-    ) -> tuple[Tables, int]:
-        lengths = np.zeros(counts.shape, np.uint8)
-        pool = counts.sum(axis=0)
-        for table in used:
-            tile_heads.fit_lengths(counts[table], pool, lengths[table])
+    def put_tables(self, counts: NDArray[np.int64], used: Array8, head: Array8, bit: int) -> tuple[Tables, int]:
+        lengths = np.empty(counts.shape, np.uint8)
+        tile_heads.fit_lengths(counts, used, lengths)
         return lengths, tile_heads.put_lengths(lengths, head, bit)
 
-    def take_tables(self, payload: Array8, bit: int) -> tuple[Tables, int]:
+    def take_tables(self, payload: Array8, bit: int, used: Array8) -> tuple[Tables, int]:
         lengths = np.empty((self.n_tables, SYMBOLS), np.uint8)
-        return lengths, tile_heads.take_lengths(payload, bit, lengths)
+        return lengths, tile_heads.take_lengths(payload, bit, used, lengths)
 
     def encode(self, words: Words, runs: Sequence[Run], tables: Tables, raw: Array8, room: int) -> Coded | None:
         prepared = BUFFERS.take("tables", self.n_tables * tiles_huffman.ENCODER_BYTES).reshape(self.n_tables, -1)

@@ -10,6 +10,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -18,20 +19,17 @@ from numpy.typing import NDArray
 
 from operators.base import Conditioned, Stream, WholeSource
 from operators.errors import FormatError
-from operators.kernels import magnitudes, tile_heads
+from operators.kernels import magnitudes, tile_plans
 from operators.kernels import scales as kernels
 from operators.kernels.bits import pack, packed_bytes, unpack
-from operators.kernels.scales import ESCAPE, LEVELS, STEPS, SYMBOLS
+from operators.kernels.scales import ESCAPE, LEVELS, ROW_CHUNKS, STEPS, SYMBOLS, TILE_ROWS
 from operators.literals.frames import check_frame
 from operators.words import Words
 
 MAX_COLUMNS = 1 << 16
-TILE_ROWS = 64
 HEAD_BYTES = 8
-MIN_SAMPLED_WORDS = 1 << 15
+MIN_SAMPLED_WORDS = 1 << 14
 """Words from which the tables of a literal are made at least."""
-FLOOR_OCTAVES = 12
-"""Exponents so far below the mean count no further: zeros say nothing of a scale."""
 FLAT_COLUMNS = 2048
 MIN_ZSTD_ESCAPES = 64
 TABLE_BYTES = 160
@@ -42,6 +40,7 @@ Array32: TypeAlias = NDArray[np.int32]
 Array8: TypeAlias = NDArray[np.uint8]
 Tables: TypeAlias = NDArray[Any]
 """A number for each symbol of each table, shape (n_tables, SYMBOLS): frequencies, or lengths of codes."""
+TAIL_ROWS: Array32 = np.arange(TILE_ROWS, dtype=np.int32)
 NO_SCALES: Array32 = np.empty(0, np.int32)
 NO_LEVELS: Array8 = np.empty(0, np.uint8)
 
@@ -53,7 +52,7 @@ class Effort:
     Attributes
     ----------
     row_chunks : int
-        Runs of 64 columns from which the scale of a row is made.
+        Runs of 64 columns from which the scale of a row is made: `ROW_CHUNKS`, or as many as there are.
     column_rows : int
         Rows from which the scales of columns are made.
     table_part, table_words : int
@@ -66,8 +65,8 @@ class Effort:
     table_words: int
 
 
-USUAL = Effort(4, 128, 16, 3 << 16)
-"""Costs a fifth of the coding; tables from a part of a large literal are as good, to one in 5,000."""
+USUAL = Effort(ROW_CHUNKS, 128, 16, 1 << 16)
+"""Costs an eighth of the coding; tables from a part of a large literal are as good, to one in 5,000."""
 THOROUGH = Effort(MAX_COLUMNS, 1 << 16, 1, 1 << 30)
 """Everything: smaller by one part in 500, at more than the cost of the coding."""
 
@@ -114,7 +113,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scales:
-    """Scales as they are measured.
+    """Scales, as they are measured or with the window of symbols in them.
 
     Attributes
     ----------
@@ -130,30 +129,45 @@ class Scales:
     flips: Array8
     tail: int
 
+    @staticmethod
+    def empty(n_rows: int, columns: int) -> tuple[Array32, Array32, Array8, Array8]:
+        """Return the arrays, to be filled."""
+        signs = np.empty(2 * columns, np.uint8)
+        return np.empty(n_rows, np.int32), np.empty(columns, np.int32), signs[:columns], signs[columns:]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ScalePlan:
-    """Contexts of a literal.
+class Contexts:
+    """What tiles and their columns are coded in.
 
     Attributes
     ----------
-    row_scales : int32 array, shape (64 * tiles,)
-    order : int32 array, shape (64 * tiles,)
-        Rows by scale.
+    rows : int32 array, shape (64 * tiles,)
+        By scale.
     tiles : int32 array, shape (tiles,)
-    column_scales, column_order : int32 arrays, shape (columns,)
-    levels, flips : uint8 arrays, shape (columns,)
-    tail_scale : int
+        Their scales.
+    columns : int32 array, shape (columns,)
+        By level and scale.
+    used : uint8 array, shape (n_tables,)
+        Whether columns of tiles take a table.
     """
 
-    row_scales: Array32
-    order: Array32
+    rows: Array32
     tiles: Array32
-    column_scales: Array32
-    column_order: Array32
-    levels: Array8
-    flips: Array8
-    tail_scale: int
+    columns: Array32
+    used: Array8
+
+    @staticmethod
+    def empty(tiles: int, columns: int, n_tables: int) -> Contexts:
+        """Return contexts whose arrays are to be filled."""
+        numbers = np.empty((TILE_ROWS + 1) * tiles + columns, np.int32)
+        rows, rest = numbers[: TILE_ROWS * tiles], numbers[TILE_ROWS * tiles :]
+        return Contexts(rows, rest[:tiles], rest[tiles:], np.empty(n_tables, np.uint8))
+
+    @property
+    def arrays(self) -> tuple[Array32, Array32, Array32, Array8]:
+        """All of them, as kernels take them."""
+        return self.rows, self.tiles, self.columns, self.used
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -247,14 +261,12 @@ class Tiled(Conditioned):
     # -- what an encoding of tiles gives ------------------------------------------------------------------
 
     @abstractmethod
-    def put_tables(
-        self, counts: NDArray[np.int64], used: NDArray[np.int64], head: Array8, bit: int
-    ) -> tuple[Tables, int]:
+    def put_tables(self, counts: NDArray[np.int64], used: Array8, head: Array8, bit: int) -> tuple[Tables, int]:
         """Fit tables to the counts of those that are used, write them at `bit` of `head`; return them and the end."""
 
     @abstractmethod
-    def take_tables(self, payload: Array8, bit: int) -> tuple[Tables, int]:
-        """Read tables at `bit`; return them and the byte after them, or -1 where there are none."""
+    def take_tables(self, payload: Array8, bit: int, used: Array8) -> tuple[Tables, int]:
+        """Read tables at `bit`; return them and the byte after them, or -1 where those that are used are not there."""
 
     @abstractmethod
     def encode(self, words: Words, runs: Sequence[Run], tables: Tables, raw: Array8, room: int) -> Coded | None:
@@ -291,8 +303,9 @@ class Tiled(Conditioned):
 
     def geometry(self, width_bits: int) -> NDArray[np.int64]:
         """Return what kernels know of the parameters."""
+        field_bits = self.field_bits(width_bits)
         return np.array(
-            (self.low_bits, self.fraction_bits, self.field_bits(width_bits), self.signed, self.tables), np.int64
+            (self.low_bits, self.fraction_bits, field_bits, self.signed, self.tables, self.scales), np.int64
         )
 
     @property
@@ -318,17 +331,18 @@ class Tiled(Conditioned):
             self.column_bytes * (tail_columns or (self.columns if tiles else 0)),
         )
 
-    def runs(self, layout: Layout, plan: ScalePlan) -> list[Run]:
+    def runs(self, layout: Layout, scales: Scales, contexts: Contexts) -> list[Run]:
         """Return the tiles in the order in which they are decoded."""
         runs = []
         tiled = layout.tiles * TILE_ROWS * self.columns
         if layout.tiles:
-            contexts = plan.order, plan.tiles, plan.column_order, plan.column_scales, plan.levels, plan.flips
-            runs.append(Run(slice(None), 0, self.columns, contexts))
+            of_columns = contexts.columns, scales.columns, scales.levels, scales.flips
+            runs.append(Run(slice(None), 0, self.columns, (contexts.rows, contexts.tiles, *of_columns)))
         if layout.tail_columns:
             raw_at = layout.raw_bytes - layout.last_bytes
-            contexts = _tail_contexts(plan.tail_scale, layout.tail_columns)
-            runs.append(Run(slice(tiled, None), raw_at, layout.tail_columns, contexts))
+            order, zeros, even = _tail_columns(layout.tail_columns)
+            of_tile = TAIL_ROWS, np.array((scales.tail,), np.int32), order, zeros, even, even
+            runs.append(Run(slice(tiled, None), raw_at, layout.tail_columns, of_tile))
         return runs
 
     def check(self, stream: Stream) -> None:
@@ -356,15 +370,10 @@ class Tiled(Conditioned):
         layout = self.layout(stream)
         if not layout.tiles and not layout.tail_columns:
             return -1
-        plan, counts = self.plan(words, THOROUGH if thorough else USUAL)
-        by_rows, by_columns, by_signs = self._sections(plan)
-        scale_bytes = 6 * (by_rows.size + by_columns.size) + by_signs.size
-        head = BUFFERS.take("head", scale_bytes + TABLE_BYTES * self.n_tables + SLACK)
-        head[:] = 0
-        bit = tile_heads.put_scales(by_rows, by_columns, plan.tail_scale, by_signs, plan.flips[: by_signs.size], head)
+        scales, contexts, counts, head, bit = self.plan(words, THOROUGH if thorough else USUAL)
         if bit < 0:
             return -1
-        tables, n_head = self.put_tables(counts, np.flatnonzero(self._used(plan)), head, bit)
+        tables, n_head = self.put_tables(counts, contexts.used, head, bit)
         n_raw = layout.raw_bytes - self.seed_bytes(stream)
         fixed = HEAD_BYTES + n_head + n_raw + layout.rest_words * words.itemsize + self.state_bytes(stream)
         room = min(words.nbytes, out.size) - fixed
@@ -374,7 +383,7 @@ class Tiled(Conditioned):
         # Raw blocks are written in place where their seeded end and slack still lie in the caller's buffer.
         in_place = raw_at + layout.raw_bytes + SLACK <= out.size
         raw = out[raw_at:] if in_place else BUFFERS.take("raw", layout.raw_bytes + SLACK)
-        coded = self.encode(words, self.runs(layout, plan), tables, raw, room)
+        coded = self.encode(words, self.runs(layout, scales, contexts), tables, raw, room)
         if coded is None:
             return -1
         escape_bytes = _escape_bytes(coded.escapes, self.field_bits(stream.width_bits))
@@ -421,29 +430,15 @@ class Tiled(Conditioned):
         """
         if not self.signed:
             return self._magnitudes_of(words, below, step, effort)
-        width = 8 * words.itemsize
+        geometry = self.geometry(8 * words.itemsize - below)
+        geometry[0] += below
         n_rows = TILE_ROWS * (words.size // self.columns // TILE_ROWS)
-        shift = below + self.low_bits + self.fraction_bits
-        mask = (1 << self.field_bits(width - below) - self.fraction_bits) - 1
-        sums = np.empty(2, np.int64)
-        kernels.exponent_sums(words, shift, mask, words.size // 4096 | 1, sums)
-        mean = int(sums[0]) // max(1, int(sums[1]))
-        floor = max(0, mean - FLOOR_OCTAVES)
-        row_scales = np.full(-(-n_rows // step), STEPS * mean + STEPS // 2, np.int32)
-        column_scales = np.zeros(self.columns, np.int32)
-        levels, flips = np.zeros(self.columns, np.uint8), np.zeros(self.columns, np.uint8)
-        if n_rows:
-            column_step = max(1, n_rows // effort.column_rows)
-            column_sums = BUFFERS.take("columns", self.columns, np.uint32)
-            if self.scales:
-                kernels.row_scales(words, self.columns, step, shift, mask, floor, effort.row_chunks, row_scales)
-            if self.scales == 2:
-                kernels.column_scales(
-                    words, self.columns, n_rows, column_step, shift, mask, floor, column_sums, column_scales
-                )
-            if self.signed == 2:
-                kernels.column_signs(words, self.columns, n_rows, column_step, column_sums, levels, flips)
-        return Scales(row_scales, column_scales, levels, flips, STEPS * mean + STEPS // 2)
+        arrays = Scales.empty(-(-n_rows // step), self.columns)
+        sums = BUFFERS.take("columns", self.columns, np.uint32)
+        tail = kernels.measure_scales(
+            words, self.columns, step, effort.row_chunks, effort.column_rows, geometry, *arrays, sums
+        )
+        return Scales(*arrays, tail)
 
     def _magnitudes_of(self, words: Words, below: int, step: int, effort: Effort) -> Scales:
         width = 8 * words.itemsize - below
@@ -468,99 +463,55 @@ class Tiled(Conditioned):
         self, words: Words, scales: Scales, rows: Array32, row_scales: Array32, n_words: int, below: int = 0
     ) -> NDArray[np.uint32]:
         """Count symbols by context (`operators.kernels.scales.count_symbols`) in a sample of about `n_words`."""
-        counts = np.zeros((LEVELS * STEPS, kernels.HEADROOM + kernels.DEPTH << self.fraction_bits), np.uint32)
         geometry = self.geometry(8 * words.itemsize - below)
         geometry[0] += below
-        if rows.size:
-            kernels.count_symbols(
-                words, self.columns, rows, row_scales, scales.columns, scales.levels, scales.flips, geometry, n_words,
-                counts,
-            )  # fmt: skip
-            return counts
-        columns = words.size // (2 * TILE_ROWS) * 2
-        tail_rows, _, _, tail_columns, levels, flips = _tail_contexts(scales.tail, columns)
-        tail_scales = np.full(TILE_ROWS, scales.tail, np.int32)
+        counts = self._sample()
         kernels.count_symbols(
-            words, columns, tail_rows, tail_scales, tail_columns, levels, flips, geometry, n_words, counts
-        )
+            words, self.columns, rows, row_scales, scales.tail, scales.columns, scales.levels, scales.flips, geometry,
+            n_words, counts,
+        )  # fmt: skip
         return counts
 
-    def plan(self, words: Words, effort: Effort = USUAL) -> tuple[ScalePlan, NDArray[np.int64]]:
-        """Return the contexts of all words, and the counts of symbols in each table from a sample.
+    def _sample(self) -> NDArray[np.uint32]:
+        """Return room for the counts of symbols by context."""
+        contexts = (LEVELS if self.signed == 2 else 1) * STEPS
+        return np.empty((contexts, kernels.HEADROOM + kernels.DEPTH << self.fraction_bits), np.uint32)
 
-        The window is chosen here, and moves the scales of rows.
+    def plan(self, words: Words, effort: Effort = USUAL) -> tuple[Scales, Contexts, NDArray[np.int64], Array8, int]:
+        """Return what words are coded in, and the counts of symbols in each table from a sample.
+
+        Returns
+        -------
+        scales : Scales
+        contexts : Contexts
+        counts : int64 array, shape (n_tables, SYMBOLS)
+        head : uint8 array
+            The scales as the payload holds them, and room for tables; this thread's, until its next plan.
+        bit : int
+            The one after them, or -1 where no payload holds them.
         """
-        scales = self.scales_of(words, effort=effort)
-        n_rows = scales.rows.size
-        order, column_order = np.arange(n_rows, dtype=np.int32), np.arange(self.columns, dtype=np.int32)
-        tiles = np.full(n_rows // TILE_ROWS, scales.tail, np.int32)
-        if n_rows and self.scales:
-            kernels.order_by(scales.rows, NO_LEVELS, order)
-            kernels.tile_scales(scales.rows, order, tiles)
-        if self.scales == 2 or self.signed == 2:
-            kernels.order_by(scales.columns, scales.levels, column_order)
+        measured = self.scales_of(words, effort=effort)
+        arrays = measured.rows, measured.columns, measured.levels, measured.flips
+        contexts = Contexts.empty(measured.rows.size // TILE_ROWS, self.columns, self.n_tables)
+        room = 6 * (measured.rows.size + self.columns) + self.columns + TABLE_BYTES * self.n_tables + SLACK
+        head = BUFFERS.take("head", room)
         n_sampled = min(max(words.size // effort.table_part, MIN_SAMPLED_WORDS), effort.table_words)
-        sampled = self.counts_of(words, scales, order, np.repeat(tiles, TILE_ROWS), n_sampled)
         counts = np.empty((self.n_tables, SYMBOLS), np.int64)
-        head = STEPS * kernels.window_counts(sampled, self.fraction_bits, self.tables, counts)
-        plan = ScalePlan(
-            scales.rows + np.int32(head), order, tiles + np.int32(head), scales.columns, column_order, scales.levels,
-            scales.flips, scales.tail + head,
+        bit, tail = tile_plans.plan_tiles(
+            words, self.columns, self.geometry(8 * words.itemsize), n_sampled, measured.tail, *arrays,
+            *contexts.arrays, self._sample(), counts, head,
         )  # fmt: skip
-        return plan, counts
+        return Scales(*arrays, tail), contexts, counts, head, bit
 
-    def _used(self, plan: ScalePlan) -> Array8:
-        """Mark the tables that contexts take."""
-        used = np.zeros(self.n_tables, np.uint8)
-        kernels.mark_used(
-            plan.tiles, plan.tail_scale, plan.column_order, plan.column_scales, plan.levels, self.tables, used
-        )
-        return used
-
-    def _sections(self, plan: ScalePlan) -> tuple[Array32, Array32, Array8]:
-        """Return the scales of rows and of columns and the levels that the payload holds."""
-        return (
-            plan.row_scales if self.scales else NO_SCALES,
-            plan.column_scales if self.scales == 2 else NO_SCALES,
-            plan.levels if self.signed == 2 else NO_LEVELS,
-        )
-
-    def take_plan(self, section: Array8, layout: Layout) -> tuple[ScalePlan, int]:
-        """Read scales and signs; return the contexts and the bit after them. Raises FormatError."""
-        n_rows = TILE_ROWS * layout.tiles
-        row_scales = np.zeros(n_rows if self.scales else 0, np.int32)
-        column_scales = np.zeros(self.columns, np.int32)
-        levels, flips = np.zeros(self.columns, np.uint8), np.zeros(self.columns, np.uint8)
-        numbers = np.empty(1, np.int64)
-        bit = tile_heads.take_scales(
-            section,
-            row_scales,
-            column_scales if self.scales == 2 else NO_SCALES,
-            levels if self.signed == 2 else NO_LEVELS,
-            flips if self.signed == 2 else NO_LEVELS,
-            numbers,
-        )
+    def take_plan(self, section: Array8, stream: Stream) -> tuple[Scales, Contexts, int]:
+        """Read scales and signs; return them, what follows from them, and the bit after them. Raises FormatError."""
+        tiles = self.layout(stream).tiles
+        arrays = Scales.empty(TILE_ROWS * tiles, self.columns)
+        contexts = Contexts.empty(tiles, self.columns, self.n_tables)
+        bit, tail = tile_plans.take_plan(section, self.geometry(stream.width_bits), *arrays, *contexts.arrays)
         if bit < 0:
             raise FormatError("scales", "something else", f"{self.name} literal")
-        tail_scale = int(numbers[0])
-        order = np.arange(n_rows, dtype=np.int32)
-        column_order = np.arange(self.columns, dtype=np.int32)
-        tiles = np.full(layout.tiles, tail_scale, np.int32)
-        if row_scales.size:
-            kernels.order_by(row_scales, NO_LEVELS, order)
-            kernels.tile_scales(row_scales, order, tiles)
-        if self.scales == 2 or self.signed == 2:
-            kernels.order_by(column_scales, levels, column_order)
-        return ScalePlan(row_scales, order, tiles, column_scales, column_order, levels, flips, tail_scale), bit
-
-    def take_all_tables(self, section: Array8, bit: int, plan: ScalePlan) -> tuple[Tables, int]:
-        """Read the tables that `plan` takes; return them and the byte after them. Raises FormatError."""
-        tables, n_bytes = self.take_tables(section, bit)
-        if n_bytes < 0:
-            raise FormatError("tables", "something else", f"{self.name} literal")
-        if (tables[self._used(plan) > 0, ESCAPE] == 0).any():
-            raise FormatError("the tables that contexts take", "some of them", f"{self.name} literal")
-        return tables, n_bytes
+        return Scales(*arrays, tail), contexts, bit
 
 
 class _Source(WholeSource):
@@ -575,8 +526,11 @@ class _Source(WholeSource):
         if payload.size < HEAD_BYTES:
             raise FormatError(f"{HEAD_BYTES} bytes", str(payload.size), f"{tiled.name} literal")
         n_escapes, escape_bytes = map(int, payload[:HEAD_BYTES].view("<u4"))
-        plan, bit = tiled.take_plan(payload[HEAD_BYTES:], layout)
-        tables, n_head = tiled.take_all_tables(payload[HEAD_BYTES:], bit, plan)
+        head = payload[HEAD_BYTES:]
+        scales, contexts, bit = tiled.take_plan(head, self.stream)
+        tables, n_head = tiled.take_tables(head, bit, contexts.used)
+        if n_head < 0:
+            raise FormatError("the tables that contexts take", "something else", f"{tiled.name} literal")
         raw_at = HEAD_BYTES + n_head
         rest_at = raw_at + layout.raw_bytes - tiled.seed_bytes(self.stream)
         states_at = rest_at + layout.rest_words * out.itemsize
@@ -585,7 +539,7 @@ class _Source(WholeSource):
         if stream_at > payload.size:
             raise FormatError(f"{stream_at} bytes", str(payload.size), f"{tiled.name} literal")
         escapes = self._escapes(payload[escapes_at:stream_at], n_escapes)
-        runs = tiled.runs(layout, plan)
+        runs = tiled.runs(layout, scales, contexts)
         end, used = tiled.decode(payload, runs, tables, (raw_at, states_at, stream_at), escapes, out)
         if end != payload.size or used != n_escapes:
             raise FormatError("a stream and escapes that end with the words", "others", f"{tiled.name} literal")
@@ -610,17 +564,11 @@ class _Source(WholeSource):
         return escapes
 
 
-def _tail_contexts(tail_scale: int, columns: int) -> tuple[Array32, Array32, Array32, Array32, Array8, Array8]:
-    """Return rows, tile scales, column order and scales, levels and flips of the tile made of what is left."""
-    zeros = np.zeros(columns, np.uint8)
-    return (
-        np.arange(TILE_ROWS, dtype=np.int32),
-        np.array((tail_scale,), np.int32),
-        np.arange(columns, dtype=np.int32),
-        np.zeros(columns, np.int32),
-        zeros,
-        zeros,
-    )
+@lru_cache(64)
+def _tail_columns(columns: int) -> tuple[Array32, Array32, Array8]:
+    """Return the order of columns of the tile made of what is left, and zeros, its scales and signs: read only."""
+    zeros = np.zeros(columns, np.int32)
+    return np.arange(columns, dtype=np.int32), zeros, zeros.view(np.uint8)[:columns]
 
 
 def _escape_bytes(escapes: NDArray[np.uint16], field_bits: int) -> bytes:

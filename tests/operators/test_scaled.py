@@ -19,6 +19,7 @@ from operators.check import check
 from operators.errors import ArchiveError, DamageError, FormatError
 from operators.kernels import tile_heads as kernels
 from operators.kernels.bits import pack, packed_bytes
+from operators.kernels.jit import kernel
 from operators.kernels.scales import ESCAPE, SLOTS
 from operators.kernels.tile_coder import tile_coder
 from operators.literals import scaled, tiled
@@ -261,6 +262,8 @@ def test_a_damaged_record_is_refused(kind: type[Tiled], data: st.DataObject) -> 
         execute(data.draw(damage(bytes(encoded.record))), n_bytes=words.nbytes)
 
 
+ONE_OF_TWO = np.array((1, 0), np.uint8)
+"""Of two tables the first is used."""
 some_counts = st.lists(
     st.one_of(st.just(0), st.integers(0, 50), st.integers(0, 1 << 30)), min_size=64, max_size=64
 ).map(lambda counts: np.array(counts, np.int64))
@@ -269,31 +272,34 @@ some_counts = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(counts=some_counts)
 def test_frequencies_are_such_as_readers_take(counts: NDArray[np.int64]) -> None:
-    frequencies = np.zeros((2, 64), np.uint16)
-    spare = kernels.fit_frequencies(counts, counts, frequencies[0])
-    assert int(frequencies.sum()) == SLOTS
+    frequencies, spare = np.empty((2, 64), np.uint16), np.empty(2, np.int64)
+    kernels.fit_frequencies(np.array((counts, counts)), ONE_OF_TWO, frequencies, spare)
+    assert frequencies.sum(axis=1).tolist() == [SLOTS, 0]
     assert frequencies[0, ESCAPE] > 0
     assert int(frequencies[frequencies < kernels.MAIN_SLOTS].sum()) <= kernels.RARE_SLOTS
     out = np.zeros(400, np.uint8)
-    n_bytes = kernels.put_frequencies(frequencies, np.array([spare, 0]), out, 3)
+    n_bytes = kernels.put_frequencies(frequencies, spare, out, 3)
     found = np.empty_like(frequencies)
-    assert kernels.take_frequencies(out[:n_bytes], 3, found) == n_bytes
+    assert kernels.take_frequencies(out[:n_bytes], 3, ONE_OF_TWO, found) == n_bytes
     assert (found == frequencies).all()
+    assert kernels.take_frequencies(out[:n_bytes], 3, np.ones(2, np.uint8), found) == -1
 
 
 @settings(max_examples=200, deadline=None)
 @given(counts=some_counts)
 def test_codes_are_such_as_readers_take(counts: NDArray[np.int64]) -> None:
-    lengths = np.zeros((2, 64), np.uint8)
-    kernels.fit_lengths(counts, counts, lengths[0])
+    lengths = np.empty((2, 64), np.uint8)
+    kernels.fit_lengths(np.array((counts, counts)), ONE_OF_TWO, lengths)
+    assert not lengths[1].any()
     there = lengths[0][lengths[0] > 0].astype(int)
     assert sum(1 << kernels.MAX_LENGTH - length for length in there) == 1 << kernels.MAX_LENGTH
     assert lengths[0, ESCAPE] > 0
     out = np.zeros(400, np.uint8)
     n_bytes = kernels.put_lengths(lengths, out, 3)
     found = np.empty_like(lengths)
-    assert kernels.take_lengths(out[:n_bytes], 3, found) == n_bytes
+    assert kernels.take_lengths(out[:n_bytes], 3, ONE_OF_TWO, found) == n_bytes
     assert (found == lengths).all()
+    assert kernels.take_lengths(out[:n_bytes], 3, np.ones(2, np.uint8), found) == -1
 
 
 @pytest.mark.parametrize(
@@ -311,17 +317,33 @@ def test_lengths_of_no_code_are_refused(lengths: dict[int, int]) -> None:
     words = weights(64 * 64, 64)
     payload = np.empty(words.nbytes, np.uint8)
     payload = payload[: one.write(words, payload)]
-    plan, bit = one.take_plan(payload[tiled.HEAD_BYTES :], one.layout(Stream(16, words.size)))
+    scales, contexts, bit = one.take_plan(payload[tiled.HEAD_BYTES :], Stream(16, words.size))
     table = np.array([[lengths.get(symbol, 0) for symbol in range(64)]], np.uint8)
     head = np.zeros(200, np.uint8)
     none32, none8 = np.empty(0, np.int32), np.empty(0, np.uint8)
-    assert kernels.put_scales(none32, none32, plan.tail_scale, none8, none8, head) == bit
+    assert put_scales(none32, none32, scales.tail, none8, none8, head) == bit
     n_head = kernels.put_lengths(table, head, bit)
-    _, n_bytes = one.take_all_tables(payload[tiled.HEAD_BYTES :], bit, plan)
+    _, n_bytes = one.take_tables(payload[tiled.HEAD_BYTES :], bit, contexts.used)
     changed = (payload[: tiled.HEAD_BYTES], head[:n_head], payload[tiled.HEAD_BYTES + n_bytes :])
     source = one.source(memoryview(np.concatenate(changed).tobytes()), Stream(16, words.size))
     with pytest.raises(FormatError):
         source.read(np.empty_like(words))
+
+
+@kernel("out")
+def put_scales(
+    row_scales: NDArray[np.int32], column_scales: NDArray[np.int32], tail_scale: int, levels: NDArray[np.uint8],
+    flips: NDArray[np.uint8], out: NDArray[np.uint8],
+) -> int:  # fmt: skip
+    return kernels.put_scales(row_scales, column_scales, tail_scale, levels, flips, out)  # type: ignore[no-any-return]
+
+
+@kernel("row_scales", "column_scales", "levels", "flips")
+def take_scales(
+    buffer: NDArray[np.uint8], row_scales: NDArray[np.int32], column_scales: NDArray[np.int32],
+    levels: NDArray[np.uint8], flips: NDArray[np.uint8],
+) -> tuple[int, int]:  # fmt: skip
+    return kernels.take_scales(buffer, row_scales, column_scales, levels, flips)  # type: ignore[no-any-return]
 
 
 @settings(max_examples=100, deadline=None)
@@ -334,11 +356,9 @@ def test_scales_come_back(rows: list[int], columns: list[int]) -> None:
     flips = (np.arange(len(columns)) % 2).astype(np.uint8)
     out = np.zeros(6 * (len(rows) + len(columns)) + 300, np.uint8)
     row_scales, column_scales = np.array(rows, np.int32), np.array(columns, np.int32)
-    bit = kernels.put_scales(row_scales, column_scales, -77, levels, flips, out)
+    bit = put_scales(row_scales, column_scales, -77, levels, flips, out)
     found = np.empty_like(row_scales), np.empty_like(column_scales), np.empty_like(levels), np.empty_like(flips)
-    numbers = np.empty(1, np.int64)
-    assert kernels.take_scales(out[: (bit + 7) // 8], *found, numbers) == bit
-    assert numbers[0] == -77
+    assert take_scales(out[: (bit + 7) // 8], *found) == (bit, -77)
     for one, other in zip(found, (row_scales, column_scales, levels, flips), strict=True):
         np.testing.assert_array_equal(one, other)
 
