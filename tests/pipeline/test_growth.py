@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from configs.recipe import load
-from operators.run import digest_of
+from operators.program import parse
+from operators.run import digest_of, encode
 from operators.words import DTYPES
 from pipeline.rows import Row
 from pipeline.tasks import Encoder
@@ -104,3 +105,17 @@ def test_nothing_grows(encoder: Encoder, tensor: Tensor) -> None:
 def test_a_program_of_another_segment_does_no_harm(encoder: Encoder, first: str, dtype: str) -> None:
     segments = (((first,), 1), (("random",), 2), ((first, "random"), 3), (("random", first), 4))
     grown(Tensor(dtype, 384, 300, 1, segments), encoder)
+
+
+def test_a_program_that_makes_more_of_words_than_they_are_is_not_taken(
+    encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_words = 1 << 15
+    tensor = Tensor("U32", n_words, 1, 1, ((("distinct",), 0),))
+    program = parse(f"dictionary[{n_words}](raw, bitpack)")
+    words = np.frombuffer(tensor.data(0), np.uint32)
+    larger = encode(program, words)
+    assert larger is not None
+    assert len(larger.record) > 1.3 * words.nbytes
+    monkeypatch.setattr(encoder, "_coded", lambda *_: (larger, 7))
+    grown(tensor, encoder)
