@@ -25,6 +25,7 @@ from operators.writing import Payloads, write
 Books = Mapping[bytes, object]
 """Codebooks by id. No encoding of this version uses one."""
 
+COMPARED_BYTES = 256 << 10
 READ_WORDS = BLOCK_WORDS
 """Words pulled from the root at once: intermediate words stay in cache."""
 
@@ -119,6 +120,7 @@ def execute(
     n_bytes: int | None = None,
     digest: bytes | None = None,
     out: NDArray[np.uint8] | None = None,
+    expected: Bytes | Words | None = None,
 ) -> Words:
     """Restore the words of a record.
 
@@ -135,6 +137,8 @@ def execute(
     out : uint8 array, shape (n_bytes,), optional
         Caller's buffer, aligned for words of 64 bits, exactly as long as the decoded bytes. By default a
         new array.
+    expected : bytes-like or Words, optional
+        The decoded bytes, where the caller has them and their digest: compared, which is faster than hashing.
 
     Returns
     -------
@@ -144,14 +148,16 @@ def execute(
     Raises
     ------
     DamageError
-        The record is malformed, over a limit, or decodes to words of another digest.
+        The record is malformed, over a limit, or decodes to words of another digest, or to others than `expected`.
     UnsupportedError
         The record needs a newer reader, or a codebook that is not among `books`.
     """
+    wanted = None if expected is None else np.frombuffer(bytes_of(expected), np.uint8)
     small = execute_small(record, n_bytes, out)
     if small is not None:
         words, stored = small
-        if digest_of(words) == stored and digest in (None, stored):
+        is_right = digest_of(words) == stored if wanted is None else _is_same(words, wanted)
+        if is_right and digest in (None, stored):
             return words
     parsed = take_record(record)
     for book_id in parsed.book_ids:
@@ -166,15 +172,28 @@ def execute(
     if out is not None and out.size != stream.n_bytes:
         raise FormatError(f"a record of {out.size} decoded bytes", str(stream.n_bytes))
     words = stream.empty() if out is None else out.view(container(stream.width_bits))
-    hasher = blake3()
-    step = max(1, words.size) if root.whole else READ_WORDS
+    hasher, step = blake3(), max(1, words.size) if root.whole else READ_WORDS
     for start in range(0, words.size, step):
         block = words[start : start + step]
         root.read(block)
-        hasher.update(bytes_of(block))
-    if hasher.digest() != parsed.digest:
+        if wanted is None:
+            hasher.update(bytes_of(block))
+        elif not _is_same(block, wanted[start * words.itemsize :][: block.nbytes]):
+            raise DigestError("the words that were written", "others", "record", "write this segment anew")
+    if wanted is None and hasher.digest() != parsed.digest:
         raise DigestError(parsed.digest.hex(), hasher.hexdigest(), "record", "restore this segment from another copy")
+    if wanted is not None and wanted.size != words.nbytes:
+        raise FormatError(f"{wanted.size} decoded bytes", str(words.nbytes))
     return words
+
+
+def _is_same(words: Words, wanted: NDArray[np.uint8]) -> bool:
+    """Compare bytes, so many at once that what says where they differ stays in cache."""
+    found = words.view(np.uint8)
+    return found.size == wanted.size and all(
+        np.array_equal(found[start : start + COMPARED_BYTES], wanted[start : start + COMPARED_BYTES])
+        for start in range(0, found.size, COMPARED_BYTES)
+    )
 
 
 def open_source(record: Record) -> Source:

@@ -151,10 +151,10 @@ class Encoder:
         encoded, expansions = self._coded(row, words, row.digest)
         if encoded is None or encoded.body_bytes >= len(data):
             encoded = _literal(words, row.digest)
-        if not self._restores(encoded, data):
+        if not self._restores(encoded, data, row.digest):
             self.alarms.append(row.where)
             encoded = _literal(words_of(data, 8), row.digest, "raw")
-            if not self._restores(encoded, data):
+            if not self._restores(encoded, data, row.digest):
                 raise InternalError("a raw record that decodes to its bytes", "other bytes", row.where, "report it")
         return encoded, expansions
 
@@ -205,11 +205,10 @@ class Encoder:
             return None
         return encoded
 
-    def _restores(self, encoded: Encoded, data: memoryview) -> bool:
+    def _restores(self, encoded: Encoded, data: memoryview, digest: bytes) -> bool:
         self._decoded = _grown(self._decoded, len(data), SEGMENT_BYTES)
-        decoded = self._decoded[: len(data)]
         try:
-            execute(encoded.record, n_bytes=len(data), out=decoded)
+            execute(encoded.record, n_bytes=len(data), digest=digest, out=self._decoded[: len(data)], expected=data)
         except DamageError:
             return False
         return True

@@ -108,7 +108,7 @@ def open_checkpoint(file: Path, recipe: Recipe) -> Checkpoint:
 class _Trusting(Encoder):
     """An encoder that does not decode what it has written."""
 
-    def _restores(self, encoded: Encoded, data: memoryview) -> bool:
+    def _restores(self, encoded: Encoded, data: memoryview, digest: bytes) -> bool:
         return True
 
 

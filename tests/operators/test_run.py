@@ -56,6 +56,27 @@ def test_total_programs_restore_anything(text: str, n_words: int) -> None:
     assert encode(parse(str(encoded.program)), words) == encoded
 
 
+@pytest.mark.parametrize("n_words", [0, 5, 1000, 3 * BLOCK_WORDS + 5])
+@pytest.mark.parametrize("text", ["lit", "merge[5,10,1](lit, lit, lit)", "rotate[1](lit)", "scan_xor[1](lit, lit)"])
+def test_records_are_compared_with_what_was_written(text: str, n_words: int) -> None:
+    """One that holds other words is found, whatever digest it carries."""
+    n_words += 2  # of fewer there is no scan
+    words = bf16(n_words)
+    encoded = encode(parse(text), words)
+    assert encoded is not None
+    assert np.array_equal(execute(encoded.record, expected=words), words)
+    for at in {0, n_words // 2, n_words - 1}:
+        others = words.copy()
+        others[at] ^= 1
+        lying = encode(parse(text), others, digest_of(words))
+        assert lying is not None
+        with pytest.raises(DamageError):
+            execute(lying.record, n_bytes=words.nbytes, digest=digest_of(words), expected=words.tobytes())
+    for wrong in (bf16(n_words + 1), words[: n_words // 2]):
+        with pytest.raises(DamageError):
+            execute(encoded.record, expected=wrong)
+
+
 @pytest.mark.parametrize("lag", [1, 2, 7, 1000, BLOCK_WORDS, BLOCK_WORDS + 3])
 @pytest.mark.parametrize("name", ["scan_add", "scan_xor"])
 @pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8"])

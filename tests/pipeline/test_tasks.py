@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from operators import limits
 from operators.program import LIT, Node, parse
 from operators.registry import OPERATORS_BY_NAME
-from operators.run import digest_of, execute
+from operators.run import Encoded, digest_of, encode, execute
+from operators.words import Words
 from pipeline.rows import Row
 from pipeline.tasks import Encoder, search_words, segment_words
 from synth.learn import OPTIONS
@@ -76,3 +78,23 @@ def test_a_program_that_was_misjudged_gives_way_to_a_finalist(monkeypatch: pytes
     program = first.program
     second, expansions = encoder.record(row, memoryview(data))
     assert (second.program, expansions) == (program, 0)
+
+
+@pytest.mark.parametrize("n_words", [50, 300_000])
+def test_a_record_of_other_words_is_an_alarm(n_words: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The segment is stored as plain bytes then."""
+    words = np.random.default_rng(1).integers(0, 99, n_words).astype(np.uint16)
+    data = memoryview(words.tobytes())
+    row = replace(ROW, dtype="U16", n_bytes=words.nbytes, digest=digest_of(data))
+
+    def wrong(program: Node, words: Words, digest: bytes, **options: NDArray[np.uint8]) -> Encoded | None:
+        others = words.copy()
+        if str(program) != "raw":
+            others[-1] ^= 1
+        return encode(program, others, digest, **options)
+
+    monkeypatch.setattr("pipeline.tasks.encode", wrong)
+    encoder = Encoder(OPTIONS, Prior.uniform())
+    encoded, _ = encoder.record(row, data)
+    assert encoder.alarms == [row.where]
+    assert execute(encoded.record).tobytes() == data
