@@ -6,8 +6,12 @@ kernel is compiled for types and not for sizes, so a few words of each width do.
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 
+from operators.base import BLOCK_WORDS
+from operators.ops.partition import Partition
 from operators.program import LIT, Literal, Node, parse
 from operators.registry import CONDITIONED_BY_NAME, ENCODINGS_BY_NAME
 from operators.run import encode, execute
@@ -22,21 +26,27 @@ PROGRAMS = {
         "merge[22,10](lit, lit)",
         "merge[8,8,8,8](lit, lit, lit, lit)",
         "merge[16,16](lit, lit)",
+        "merge[8,8,16](lit, lit, lit)",
+        "merge[1,15,16](lit, lit, lit)",
         "partition[1,52,32](lit, lit, lit)",
         "partition[2,26,1](lit, lit, lit)",
     ),
     64: ("merge[50,13,1](lit, lit, lit)", "merge[8,8,8,8,8,8,8,8](lit, lit, lit, lit, lit, lit, lit, lit)"),
 }
-"""Fields that the words of each width are cut into by default, and zeros, rows and turns, as the words below have."""
+"""Fields that the words of each width are cut into by default, and zeros, rows and turns, as the words below have.
+
+Words of more than a block take another path than those of one."""
 
 
 def warm() -> None:
     """Compile or load the kernels of all encodings and of the usual fields, for writing and for reading."""
-    for width_bits, texts in PROGRAMS.items():
-        words = np.arange(N_WORDS, dtype=f"u{width_bits // 8}") % 5
+    for (width_bits, texts), n_words in product(PROGRAMS.items(), (N_WORDS, BLOCK_WORDS + N_WORDS)):
+        words = np.arange(n_words, dtype=f"u{width_bits // 8}") % 5
         # Named, so that also those run that five words in a row would not choose.
         encodings = [Node(Literal(name)) for name in ENCODINGS_BY_NAME]
         for program in (LIT, *encodings, *map(parse, texts)):
+            if n_words > N_WORDS and isinstance(program.op, Partition):
+                continue  # of another count of rows, but the same kernels
             if program in encodings and width_bits > 16 and program.op in (Literal("huffman"), Literal("rans")):
                 continue
             _run(program, words)
