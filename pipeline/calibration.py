@@ -78,7 +78,7 @@ def _first_segments(plan: Plan) -> Iterator[tuple[Part, Segment]]:
     for task in plan.tasks:
         for part in task.parts:
             for segment in part.segments:
-                if segment.tensor is not None and segment.row_start == 0:
+                if segment.dtype is not None and segment.row_start == 0:
                     yield part, segment
 
 

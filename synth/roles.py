@@ -37,7 +37,7 @@ NOT_TEXT = 64
 """One byte in so many may be none of ASCII: a header begins with its length."""
 MAX_KNOWN = 4
 """Programs that are remembered for tensors of one kind."""
-CLEARLY = 32
+CLEARLY = 16
 """One part in so many."""
 _NUMBER = re.compile(r"\d+")
 _TEXT = Remembered("lz", 3 << 18, 0, 0)
@@ -147,7 +147,7 @@ def _smallest(recalled: list[Recalled], words: Words) -> Recalled:
     """Return the program that takes the fewest bytes of small `words`.
 
     Those that only their record can tell of are written where they took clearly less of others than the best of the
-    rest takes of these.
+    rest takes of these. Tensors of several kinds look alike: what is expected is what the largest of them took.
     """
     best, best_bytes = recalled[0], words.nbytes
     others = []
@@ -162,7 +162,7 @@ def _smallest(recalled: list[Recalled], words: Words) -> Recalled:
             encoded = written(one.program, words)
             if encoded is not None and encoded.body_bytes < best_bytes:
                 best, best_bytes = one, encoded.body_bytes
-    return best
+    return replace(best, expected_bits=max(one.expected_bits for one in recalled))
 
 
 _parsed = functools.lru_cache(1 << 12)(parse)

@@ -18,7 +18,7 @@ RUNS: Final = 16
 """Runs of neighbours that are looked at, spread over all words."""
 RUN_WORDS: Final = 64
 FEW: Final = 16
-"""So many different words are few, in any case."""
+"""So many different words are few; wide ones, of which no code of single words can be made, from more on."""
 SLOTS: Final = 1024
 """Places of the table of different words: more than twice as many as are counted."""
 NEARER: Final = 3
@@ -64,8 +64,8 @@ def look(words: Any, columns: int) -> int:
     int
         In octal, from the lowest digit: 1 for one word, 2 for few different ones, 3 for many of them; how often one
         equals the one before it (an eighth, a half); how often one is zero (the same); whole bytes at the lower end
-        that are the same in all; bytes at the upper end with bits that are zero in all; whether neighbours are near,
-        and whether rows are.
+        that are the same in all; whole bytes at the upper end that are zero in all; whether neighbours are near, and
+        whether rows are.
     """
     n = words.size
     whole = n <= RUNS * RUN_WORDS
@@ -74,7 +74,7 @@ def look(words: Any, columns: int) -> int:
     spread = np.uint64(0x9E3779B97F4A7C15)
     first = np.uint64(words[0])
     varying, largest = np.uint64(0), np.uint64(0)
-    most = max(FEW, min(n, RUNS * RUN_WORDS) // 4)
+    most = max(FEW, min(n, RUNS * RUN_WORDS) // 4 if words.itemsize > 2 else 0)
     live, equal, zeros, seen = 0, 0, 0, 0
     near, row, far, far_row, n_near, n_row = np.int64(0), np.int64(0), np.int64(0), np.int64(0), 0, 0
     for r in range(n_runs):
@@ -115,6 +115,6 @@ def look(words: Any, columns: int) -> int:
     number |= _often(equal, seen) << 3
     number |= _often(zeros, seen) << 6
     number |= np.int64(min(7, dead_low >> 3)) << 9
-    number |= np.int64(min(7, (dead_high + 7) >> 3)) << 12
+    number |= np.int64(min(7, dead_high >> 3)) << 12
     number |= (_in_order(far, near, n_near) | _in_order(far_row, row, n_row) << 1) << 15
     return number

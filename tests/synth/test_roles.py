@@ -159,8 +159,11 @@ LOOKS = [
     (np.where(np.arange(2000) % 3, np.arange(2000), 0).astype(np.uint16), 0o100, 0o700),
     (np.where(np.arange(2000) % 3, 0, np.arange(2000)).astype(np.uint16), 0o200, 0o700),
     (weights(0).astype(np.uint32) << np.uint32(16), 0o2000, 0o7000),
-    (weights(0) & np.uint16(0x7FFF), 0o10000, 0o70000),
-    (np.arange(2000, dtype=np.uint32), 0o30000, 0o70000),
+    (weights(0) & np.uint16(0x7FFF), 0o00000, 0o70000),
+    (weights(0) & np.uint16(0x00FF), 0o10000, 0o70000),
+    (np.arange(2000, dtype=np.uint32), 0o20000, 0o70000),
+    (np.arange(2000, dtype=np.uint16) % 17 * 999, 0o3, 0o7),
+    (np.arange(2000, dtype=np.uint32) % 17, 0o2, 0o7),
     (np.sin(np.arange(3000) / 300).astype(np.float32).view(np.uint32), 0o100000, 0o100000),
     (np.tile(np.random.default_rng(0).integers(0, 1 << 30, 100).astype(np.uint32), 41), 0o200000, 0o300000),
 ]
