@@ -139,21 +139,29 @@ def _word(words: Any, i: Any, scratch: Any, flip: Any, turned: Any, low_bits: An
 
 @inlined
 def _split_row(
-    words: Any, first: Any, scratch: Any, flips: Any, turned: Any, tops: Any, view: Any, drop: Any, j: Any, n: Any
+    words: Any, first: Any, scratch: Any, flips: Any, turned: Any, tops: Any, view: Any, wide: Any, j: Any, n: Any
 ) -> None:  # fmt: skip
-    """Write row `j` of symbols, and of bits `drop` to ``drop + 8`` of the raw fields."""
+    """Write row `j` of symbols, and of the low bytes of raw fields; of `wide` ones the high bytes."""
     low_bits, mask, low_mask, shift, sign = view
     start, flip, top_at = np.uint64(first), np.uint64(flips), np.uint64(tops)
     to, raw_to, most = np.uint64(_SYMBOLS + j * BLOCK), np.uint64(_RAW + j * BLOCK), np.uint16(ESCAPE)
     for c in range(n):
         word = _word(words, start + c, scratch, flip + c + c, turned, low_bits)
         field = both(down(word, low_bits), mask)
-        top = load_u16(scratch, top_at + c + c)
-        x = min(np.uint16(top - field), most)
-        # A field of 16 bits above the top may wrap to a small difference.
-        scratch[to + c] = np.uint8(x if field <= top else most)
+        # Fields above the top differ by more than 63 from it, modulo 2**16: they have 15 bits at most.
+        scratch[to + c] = np.uint8(min(np.uint16(load_u16(scratch, top_at + c + c) - field), most))
         raw = np.uint16(both(word, low_mask) | both(down(word, shift), sign))
-        scratch[raw_to + c] = np.uint8(both(down(raw, drop), np.uint16(255)))
+        scratch[raw_to + c] = np.uint8(down(raw, 8) if wide else both(raw, np.uint16(255)))
+
+
+@inlined
+def _split_whole_row(words: Any, first: Any, scratch: Any, tops: Any, j: Any, n: Any) -> None:
+    """Write row `j` of symbols, where fields have 16 bits: above the top they may wrap to a small difference."""
+    start, top_at, to, most = np.uint64(first), np.uint64(tops), np.uint64(_SYMBOLS + j * BLOCK), np.uint16(ESCAPE)
+    for c in range(n):
+        field, top = np.uint16(words[start + c]), load_u16(scratch, top_at + c + c)
+        x = min(np.uint16(top - field), most)
+        scratch[to + c] = np.uint8(x if field <= top else most)
 
 
 @inlined
@@ -246,7 +254,7 @@ def split_tile(
     low_mask = np.uint16((np.int64(1) << low_bits) - 1)
     sign = np.uint16(np.int64(1) << low_bits) if signed else np.uint16(0)
     view = low_bits, mask, low_mask, 8 * words.itemsize - 1 - low_bits, sign
-    drop = raw_bits & 8
+    is_wide = raw_bits & 8
     raw_at = 8 * raw_bits * columns * tile
     for c in range(0, columns, BLOCK):
         n_columns = min(BLOCK, columns - c)
@@ -260,20 +268,24 @@ def split_tile(
                 for byte in range(0, n_columns, 64):
                     fetch_to_write(raw, raw_at + j * columns + c + byte)
             first = np.int64(rows[ROWS * tile + j]) * columns + c
-            if signed == 2:
-                _split_row(words, first, scratch, flips, True, tops, view, drop, j, n)
-            else:
-                _split_row(words, first, scratch, flips, False, tops, view, drop, j, n)
-            if drop:
+            if is_wide:
                 if signed == 2:
                     _split_low(words, first, scratch, flips, True, view, n)
+                    _split_row(words, first, scratch, flips, True, tops, view, True, j, n)
                 else:
                     _split_low(words, first, scratch, flips, False, view, n)
+                    _split_row(words, first, scratch, flips, False, tops, view, True, j, n)
                 copy_bytes(raw, raw_at + j * columns + c, scratch, _PACKED, n_columns)
+            elif geometry[2] == 16:
+                _split_whole_row(words, first, scratch, tops, j, n)
+            elif signed == 2:
+                _split_row(words, first, scratch, flips, True, tops, view, False, j, n)
+            else:
+                _split_row(words, first, scratch, flips, False, tops, view, False, j, n)
         for square in range(0, n_columns, SIDE):
             for j in range(0, ROWS, SIDE):
                 rows_to_columns(scratch, _SYMBOLS + j * BLOCK + square, BLOCK, places, c + square, j)
-        to = raw_at + c + (ROWS * columns if drop else 0)
+        to = raw_at + c + (ROWS * columns if is_wide else 0)
         bit = 0
         for p in range(2, -1, -1):
             width = 1 << p

@@ -54,6 +54,16 @@ def test_blocks_of_columns(columns: int, signed: int) -> None:
     assert_same(make_case(oracle.Geometry(16, 4, 3, signed, 1, 1), columns, 1, 0, seed=columns))
 
 
+def test_fields_of_all_bits_above_a_low_top_are_escapes() -> None:
+    """Modulo 2**16 they are as near to it as those below."""
+    g, columns = oracle.Geometry(16, 0, 0, 0, 0, 1), 20
+    below, above = np.arange(21, dtype=np.uint16), np.arange((1 << 16) - 60, 1 << 16).astype(np.uint16)
+    words = np.random.default_rng(1).permutation(np.resize(np.concatenate((below, above)), 64 * columns))
+    case = Case(words, oracle.Scales([160] * 64, [0] * columns, [0] * columns, [0] * columns, 0), [(64,) * 64], g)
+    assert len(case.sections().escapes) == np.count_nonzero(words > 20)
+    assert_same(case)
+
+
 @pytest.mark.parametrize("n_words", [(1 << 17) - 2, 1 << 17])
 def test_literals_around_the_second_group(n_words: int) -> None:
     g = replace(BF16, groups=oracle.groups_of(n_words))
