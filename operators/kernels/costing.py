@@ -60,6 +60,34 @@ def distinct_words(words: Any, limit: int, slots: Any, hits: Any) -> int:
     return n_distinct
 
 
+@kernel("slots", "ranks", "out")
+def rank_words(words: Any, values: Any, slots: Any, ranks: Any, out: Any) -> None:
+    """Write the index of each word among `values`, all different, which hold every word.
+
+    Parameters
+    ----------
+    words, values : Words
+    slots, ranks : uint64 and int64 arrays, shape (2**k,), more than `values`
+        Scratch; `ranks` is zero on entry.
+    out : Words, as long as `words`
+    """
+    wrap = np.uint64(slots.size - 1)
+    spread = np.uint64(0x9E3779B97F4A7C15)
+    for k in range(values.size):
+        word = np.uint64(values[k])
+        place = ((word * spread) >> np.uint64(32)) & wrap
+        while ranks[place]:
+            place = (place + np.uint64(1)) & wrap
+        slots[place] = word
+        ranks[place] = k + 1
+    for i in range(words.size):
+        word = np.uint64(words[i])
+        place = ((word * spread) >> np.uint64(32)) & wrap
+        while slots[place] != word or ranks[place] == 0:
+            place = (place + np.uint64(1)) & wrap
+        out[i] = ranks[place] - 1
+
+
 @kernel("table", "symbols", "counts", "sums")
 def cut_sums(words: Any, width_bits: int, logs: Any, table: Any, symbols: Any, counts: Any, sums: Any) -> None:
     """For every cut of a word in two, sum up ``x * log2(x)`` over the histograms of both halves.

@@ -16,6 +16,7 @@ import numpy as np
 
 from operators.base import BLOCK_WORDS, Operator, Source, Stream
 from operators.errors import FormatError
+from operators.kernels.costing import distinct_words, rank_words
 from operators.words import Words, container
 
 MOST_VALUES = 1 << 16
@@ -44,25 +45,21 @@ class Dictionary(Operator):
         return (Stream(stream.width_bits, self.n_values), Stream(self.index_bits, stream.n_words))
 
     def targets(self, words: Words, stream: Stream) -> tuple[Words, ...] | None:
-        values = distinct(words)
-        if values.size != self.n_values:
+        size = 1 << (2 * min(self.n_values, words.size)).bit_length()
+        slots, counts = np.empty(size, np.uint64), np.zeros(size, np.int64)
+        if distinct_words(words, self.n_values, slots, counts) != self.n_values:
             return None
-        return values, np.searchsorted(values, words).astype(container(self.index_bits))
+        values = np.sort(slots[: self.n_values]).astype(words.dtype)
+        counts[:] = 0
+        indices = np.empty(words.size, container(self.index_bits))
+        rank_words(words, values, slots, counts, indices)
+        return values, indices
 
     def source(self, children: Sequence[Source], stream: Stream) -> Source:
         return _DictionarySource(children, self.children(stream))
 
     def scratch_bytes(self, stream: Stream) -> int:
         return self.children(stream)[0].n_bytes
-
-
-def distinct(words: Words) -> Words:
-    """Return the distinct words in ascending order."""
-    found = words[:0]
-    for start in range(0, words.size, BLOCK_WORDS):
-        # Block by block: a sort of the whole array costs many times more where values are few.
-        found = np.union1d(found, words[start : start + BLOCK_WORDS])
-    return found
 
 
 class _DictionarySource(Source):
