@@ -32,7 +32,7 @@ from synth.sample import gathered, spread
 Q8 = 256
 """Costs are integers in units of ``1 / Q8`` bit."""
 BYTE_Q8 = 8 * Q8
-PROBE_PIECES, PROBE_BYTES = 64, 1 << 10
+PROBE_PIECES, PROBE_BYTES = 16, 1 << 10
 """Pieces, and bytes of each, on which LZ has to save one part in `PROBE_GAIN` to be looked at further."""
 PROBE_GAIN = 64
 MATCHED = 256

@@ -17,7 +17,7 @@ class SearchOptions:
         shipped one alone.
     order : {"default", "paper", "greedy", "depth1"}
         Key of the queue: estimated bits with a part of the prior's; the bits of the grammar alone, as
-        published; estimated bits alone; or productions of the root only.
+        published; estimated bits alone; or one level of operators, and no leaves in the context of scales.
     budget : int
         Most expansions of a tensor: one expansion is one production applied to one hole. 0 gives a literal.
     depth : int

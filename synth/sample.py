@@ -93,13 +93,17 @@ class Sample:
         return Sample(deltas.ravel(), Stream(self.stream.width_bits, n_words), self.columns, layout)
 
     def unpacked(self, op: Operator) -> Sample:
-        """Return the narrower words of which `op` makes these."""
-        sampled = Stream(self.stream.width_bits, self.words.size)
-        targets = op.targets(self.words, sampled)
+        """Return the narrower words of which `op` makes these; of a sample about as many as there are words in it."""
+        below = op.children(self.stream)[0]
+        factor = below.n_words // self.stream.n_words
+        words, layout = self.words, None
+        if self.layout is not None:
+            groups, rows, windows, run = self.layout
+            words = np.ascontiguousarray(words.reshape(groups, -1)[::factor]).ravel()
+            layout = (-(-groups // factor), rows, windows, run * factor)
+        targets = op.targets(words, Stream(self.stream.width_bits, words.size))
         assert targets is not None
-        factor = targets[0].size // max(1, self.words.size)
-        layout = None if self.layout is None else (*self.layout[:3], self.layout[3] * factor)
-        return Sample(targets[0], op.children(self.stream)[0], self.columns * factor, layout)
+        return Sample(targets[0], below, self.columns * factor, layout)
 
     def with_words(self, words: Words, width_bits: int) -> Sample:
         """Return other words at the same places."""

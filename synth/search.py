@@ -83,7 +83,10 @@ class Search:
         self.held_bytes = root.sample.words.nbytes
         self.improvements = [Improvement(0, root.best_q8, None)]
         self.stopped = "budget"
-        self._disable = frozenset(options.disable)
+        self._depth, self._disable = options.depth, frozenset(options.disable)
+        if options.order == "depth1":
+            # A leaf in the context of scales is a split and a condition: no program of one level.
+            self._depth, self._disable = min(options.depth, 1), self._disable | {"scaled"}
         self._queue: list[tuple[int, int, _Open]] = []
         self._waiting: list[_Open] = []
         self._serial = 0
@@ -176,7 +179,7 @@ class Search:
 
         Its place in the queue would be that of the literal.
         """
-        ranked = self._prior.ranked(hole, offers(hole, self.options.depth, self._disable))
+        ranked = self._prior.ranked(hole, offers(hole, self._depth, self._disable))
         likeliest = next((entry for entry in reversed(ranked) if entry[1].family == family), None)
         if likeliest is not None:
             self._expand(hole, likeliest[1], likeliest[0])
@@ -208,7 +211,7 @@ class Search:
         literal_q8, best_q8 = item.hole.literal.bits_q8, item.hole.best_q8
         in_vain = self.expansions - self.improvements[-1].expansions
         least_q8 = self.root.literal.bits_q8 * self.options.min_gain_ppm // 1_000_000 + LEAST_GAIN_Q8
-        least_q8 *= 1 + in_vain + in_vain * in_vain // 8
+        least_q8 *= 1 + in_vain + in_vain * in_vain // 2
         while item.left:
             belief = item.left[-1][0]
             usual_q8 = literal_q8 * belief.gain_q10 >> 10
@@ -237,8 +240,7 @@ class Search:
     def _offer(self, hole: Hole) -> None:
         """Queue what may be tried at `hole` and has not been."""
         options = self.options
-        depth = min(options.depth, 1) if options.order == "depth1" else options.depth
-        left = self._prior.ranked(hole, offers(hole, depth, self._disable))
+        left = self._prior.ranked(hole, offers(hole, self._depth, self._disable))
         if hole.edges or hole.refused:
             tried = {edge.name for edge in hole.edges} | set(hole.refused)
             left = [entry for entry in left if entry[1].name not in tried]
