@@ -4,7 +4,7 @@ The bytes are those of `operators.kernels.tiles`. The 64 symbols of a column of 
 row. The rANS states of 64 lanes are two vectors of high halves and two of low halves; frequencies have 12 bits,
 and a state takes in or gives up at most one half at a time. No step gathers from memory:
 
-- a symbol's frequency, start and reciprocal are permuted out of two registers each;
+- a symbol's frequency, start and reciprocal are permuted out of two registers each, of low and of high bytes;
 - a slot finds its symbol by its bucket of 16 slots: the symbol of the bucket's first slot, or the next one beyond
   a limit. The last 128 slots, where rare symbols may crowd a bucket, have a table of their own;
 - words of the stream are expanded to the lanes that lack one, or compressed from the lanes that are full.
@@ -53,6 +53,8 @@ from operators.kernels.vectors import (
     high_product,
     interleave_first,
     interleave_last,
+    join_high,
+    join_low,
     load_bytes,
     load_word,
     load_words,
@@ -62,7 +64,6 @@ from operators.kernels.vectors import (
     pack_words,
     pick_byte,
     pick_byte_of_two,
-    pick_word_of_two,
     quads_as_dwords,
     shift_pair,
     store_byte,
@@ -72,8 +73,6 @@ from operators.kernels.vectors import (
     store_words,
     unpack_high_words,
     unpack_low_words,
-    widen_high,
-    widen_low,
     word_mask,
     words_as_quads,
 )
@@ -86,11 +85,12 @@ PAIR_BYTES, PAIR_ESCAPES = 4 * LANES, 2 * LANES
 _SLOTS, _OWN_SLOTS = 4096, 128
 """Slots, and those at their end whose symbols have a table of their own."""
 
-# A table of the encoder, by symbol: four tables of u16, and one of bytes that maps symbols without slots to escapes.
+# A table of the encoder, by symbol: four tables of u16, the low bytes before the high ones, and one of bytes that maps
+# symbols without slots to escapes.
 _E_START, _E_LOW, _E_HIGH, _E_SYMBOLS = 128, 256, 384, 512
 ENCODER_BYTES = 576
 # A table of the decoder. By bucket: the rank of the symbol of the first slot, and the last slot that it has there.
-# By slot at the end: rank. By rank: symbol, frequency, start.
+# By slot at the end: rank. By rank: symbol, frequency, start, as in the encoder's.
 _D_LIMIT, _D_OWN, _D_SYMBOL, _D_FREQUENCY, _D_START = 256, 512, 640, 704, 832
 DECODER_BYTES = 960
 
@@ -121,7 +121,7 @@ def _rank(frequencies: Any, t: Any, symbol: Any) -> Any:
 @inlined
 def _put_u16(out: Any, t: Any, at: Any, value: Any) -> None:
     out[t, at] = np.uint8(value & 255)
-    out[t, at + 1] = np.uint8(value >> 8)
+    out[t, at + 64] = np.uint8(value >> 8)
 
 
 @kernel("out")
@@ -146,10 +146,10 @@ def encoder_tables(frequencies: NDArray[np.uint16], out: NDArray[np.uint8]) -> N
             reciprocal = np.int64(0)
             if frequency != 0:
                 reciprocal = min((np.int64(1) << 32) // frequency, np.int64(0xFFFFFFFF))
-            _put_u16(out, t, 2 * s, frequency)
-            _put_u16(out, t, _E_START + 2 * s, start)
-            _put_u16(out, t, _E_LOW + 2 * s, reciprocal & 0xFFFF)
-            _put_u16(out, t, _E_HIGH + 2 * s, reciprocal >> 16)
+            _put_u16(out, t, s, frequency)
+            _put_u16(out, t, _E_START + s, start)
+            _put_u16(out, t, _E_LOW + s, reciprocal & 0xFFFF)
+            _put_u16(out, t, _E_HIGH + s, reciprocal >> 16)
             out[t, _E_SYMBOLS + s] = np.uint8(s if frequency != 0 and s != ESCAPE else 0x80 | ESCAPE)
 
 
@@ -174,8 +174,8 @@ def decoder_tables(frequencies: NDArray[np.uint16], out: NDArray[np.uint8]) -> N
             rank, start = _rank(frequencies, t, s)
             end = start + frequency
             out[t, _D_SYMBOL + rank] = np.uint8(s)
-            _put_u16(out, t, _D_FREQUENCY + 2 * rank, frequency)
-            _put_u16(out, t, _D_START + 2 * rank, start)
+            _put_u16(out, t, _D_FREQUENCY + rank, frequency)
+            _put_u16(out, t, _D_START + rank, start)
             for bucket in range((start + 15) >> 4, (end + 15) >> 4):
                 out[t, bucket] = np.uint8(rank)
             if frequency != 0 and end & 15:
@@ -271,6 +271,13 @@ def _put_seeds(states: Any, n_seeded: Any, seeds: Any) -> Any:
     return True
 
 
+@inlined
+def _pick_words(table: Any, places: Any) -> Any:
+    """Return the words at 64 places of a table: a permutation of bytes is a third of the work of one of words."""
+    low, high = pick_byte(load_bytes(table), places), pick_byte(load_bytes(table + 64), places)
+    return join_low(low, high), join_high(low, high)
+
+
 # -- encoding -------------------------------------------------------------------------------------
 
 
@@ -284,12 +291,8 @@ def _quotients(x: Any, r: Any) -> Any:
 
 
 @inlined
-def _encode_half(high: Any, low: Any, symbols: Any, table: Any, at: Any) -> Any:
+def _encode_half(high: Any, low: Any, frequency: Any, start: Any, r_low: Any, r_high: Any, at: Any) -> Any:
     """Encode a symbol in each of 32 lanes; return their states and the stream's new start."""
-    frequency = pick_word_of_two(load_words(table), symbols, load_words(table + 64))
-    start = pick_word_of_two(load_words(table + _E_START), symbols, load_words(table + _E_START + 64))
-    r_low = pick_word_of_two(load_words(table + _E_LOW), symbols, load_words(table + _E_LOW + 64))
-    r_high = pick_word_of_two(load_words(table + _E_HIGH), symbols, load_words(table + _E_HIGH + 64))
     # A state of f << 20 or more gives up its low half.
     full = high >= (frequency << all_words(4))
     n = count_bits(bits_of_words(full))
@@ -331,8 +334,12 @@ def _encode_column(
             lanes ^= np.uint64(1) << np.uint64(j)
             escapes -= 2
             store_word(escapes, np.uint16(field_at(view, row_at(view, rows, j), column)))
-    high_b, low_b, at = _encode_half(high_b, low_b, widen_high(symbols), table, at)
-    high, low, at = _encode_half(high, low, widen_low(symbols), table, at)
+    frequency, frequency_b = _pick_words(table, symbols)
+    start, start_b = _pick_words(table + _E_START, symbols)
+    r_low, r_low_b = _pick_words(table + _E_LOW, symbols)
+    r_high, r_high_b = _pick_words(table + _E_HIGH, symbols)
+    high_b, low_b, at = _encode_half(high_b, low_b, frequency_b, start_b, r_low_b, r_high_b, at)
+    high, low, at = _encode_half(high, low, frequency, start, r_low, r_high, at)
     return high, low, high_b, low_b, at, escapes
 
 
@@ -442,11 +449,8 @@ def encode_tiles(
 
 
 @inlined
-def _decode_half(high: Any, low: Any, ranks: Any, table: Any, at: Any) -> Any:
-    """Take a symbol from each of 32 lanes by its rank, and words for those that run empty."""
-    frequencies, starts = table + _D_FREQUENCY, table + _D_START
-    frequency = pick_word_of_two(load_words(frequencies), ranks, load_words(frequencies + 64))
-    start = pick_word_of_two(load_words(starts), ranks, load_words(starts + 64))
+def _decode_half(high: Any, low: Any, frequency: Any, start: Any, at: Any) -> Any:
+    """Take a symbol from each of 32 lanes, and words for those that run empty."""
     remainder = (low & all_words(_SLOTS - 1)) - start
     q_low = shift_pair(high, low, all_words(4))
     high = high_product(frequency, q_low) + frequency * (high >> all_words(12))
@@ -482,8 +486,10 @@ def _decode_column(view: Any, column: Any, table: Any, high: Any, low: Any, high
     ranks = choose_bytes(buckets >= all_bytes((_SLOTS - _OWN_SLOTS) >> 4), own, ranks)
     symbols = pick_byte(load_bytes(table + _D_SYMBOL), ranks)
     store_bytes(view.symbols + 64 * column, symbols)
-    high, low, at = _decode_half(high, low, widen_low(ranks), table, at)
-    high_b, low_b, at = _decode_half(high_b, low_b, widen_high(ranks), table, at)
+    frequency, frequency_b = _pick_words(table + _D_FREQUENCY, ranks)
+    start, start_b = _pick_words(table + _D_START, ranks)
+    high, low, at = _decode_half(high, low, frequency, start, at)
+    high_b, low_b, at = _decode_half(high_b, low_b, frequency_b, start_b, at)
     return high, low, high_b, low_b, at, bits_of_bytes(symbols == all_bytes(ESCAPE))
 
 

@@ -272,7 +272,6 @@ shift_pair = _instruction("llvm.fshl.v32i16", WORDS, [WORDS, WORDS, WORDS])
 # (table, places): 64 entries; (first half, places, second half): twice as many as a vector has.
 pick_byte = _instruction("llvm.x86.avx512.permvar.qi.512", BYTES, [BYTES, BYTES])
 pick_byte_of_two = _instruction("llvm.x86.avx512.vpermi2var.qi.512", BYTES, [BYTES, BYTES, BYTES])
-pick_word_of_two = _instruction("llvm.x86.avx512.vpermi2var.hi.512", WORDS, [WORDS, WORDS, WORDS])
 # (vector, others, mask): the lanes of the mask moved to the front; the first lanes moved to those of the mask.
 compress_words = _instruction("llvm.x86.avx512.mask.compress.v32i16", WORDS, [WORDS, WORDS, WORD_MASK])
 expand_words = _instruction("llvm.x86.avx512.mask.expand.v32i16", WORDS, [WORDS, WORDS, WORD_MASK])
@@ -294,16 +293,20 @@ interleave_first = _shuffle(WORDS, [i // 2 + 32 * (i & 1) for i in range(32)])
 interleave_last = _shuffle(WORDS, [16 + i // 2 + 32 * (i & 1) for i in range(32)])
 
 
+def _join(first: int) -> Any:
+    lanes = [x for q in _PARTS for i in range(first, first + 8) for x in (16 * q + i, 64 + 16 * q + i)]
+    mask = ir.VectorType(ir.IntType(32), 64)(lanes)
+    return _define(WORDS, [BYTES, BYTES], lambda b, low, high: b.bitcast(b.shuffle_vector(low, high, mask), WORDS.ir))
+
+
 def _widen(first: int) -> Any:
-    mask = ir.VectorType(ir.IntType(32), 64)([x for q in _PARTS for i in range(8) for x in (16 * q + first + i, 64)])
-
-    def emit(builder: Any, value: Any) -> Any:
-        return builder.bitcast(builder.shuffle_vector(value, BYTES.ir([0] * 64), mask), WORDS.ir)
-
-    return _define(WORDS, [BYTES], emit)
+    lanes = [x for q in _PARTS for i in range(first, first + 8) for x in (16 * q + i, 64)]
+    mask, zeros = ir.VectorType(ir.IntType(32), 64)(lanes), BYTES.ir([0] * 64)
+    return _define(WORDS, [BYTES], lambda b, value: b.bitcast(b.shuffle_vector(value, zeros, mask), WORDS.ir))
 
 
-# Words of the bytes of a vector: in turns of 8 lanes, as `pack_words` packs them.
+# Words of low and high bytes, or of the bytes of a vector: in turns of 8 lanes, as `pack_words` packs them.
+join_low, join_high = _join(0), _join(8)
 widen_low, widen_high = _widen(0), _widen(8)
 
 
