@@ -31,7 +31,8 @@ HEAD_BYTES = 8
 MIN_SAMPLED_WORDS = 1 << 14
 """Words from which the tables of a literal are made at least."""
 FLAT_COLUMNS = 2048
-MIN_ZSTD_ESCAPES = 64
+MIN_ZSTD_ESCAPES, ZSTD_PART = 64, 1024
+"""Escapes are compressed from so many on, and where they take one byte in so many: less is not worth the time."""
 TABLE_BYTES = 160
 """Most bytes that a table takes in a payload."""
 SLACK = 64
@@ -386,17 +387,17 @@ class Tiled(Conditioned):
         coded = self.encode(words, self.runs(layout, scales, contexts), tables, raw, room)
         if coded is None:
             return -1
-        escape_bytes = _escape_bytes(coded.escapes, self.field_bits(stream.width_bits))
-        if coded.stream.size + len(escape_bytes) > room:
+        escapes = _escape_section(coded.escapes, self.field_bits(stream.width_bits), words.nbytes)
+        if coded.stream.size + escapes.size > room:
             return -1
-        numbers = np.array((coded.escapes.size, len(escape_bytes)), "<u4")
+        numbers = np.array((coded.escapes.size, escapes.size), "<u4")
         parts: tuple[Array8, ...] = (
             numbers.view(np.uint8),
             head[:n_head],
             raw[:n_raw],
             words[words.size - layout.rest_words :].view(np.uint8),
             coded.states,
-            np.frombuffer(escape_bytes, np.uint8),
+            escapes,
             coded.stream,
         )
         n_bytes = 0
@@ -571,11 +572,12 @@ def _tail_columns(columns: int) -> tuple[Array32, Array32, Array8]:
     return np.arange(columns, dtype=np.int32), zeros, zeros.view(np.uint8)[:columns]
 
 
-def _escape_bytes(escapes: NDArray[np.uint16], field_bits: int) -> bytes:
-    """Return the section of escapes: their bits side by side, or compressed where that is smaller."""
+def _escape_section(escapes: NDArray[np.uint16], field_bits: int, n_bytes: int) -> Array8:
+    """Return the section of escapes of words of `n_bytes`: their bits, or compressed where it pays."""
     plain = np.zeros(packed_bytes(escapes.size, field_bits), np.uint8)
     pack(escapes, field_bits, plain)
-    if escapes.size < MIN_ZSTD_ESCAPES:
-        return plain.tobytes()
+    if escapes.size < MIN_ZSTD_ESCAPES or plain.size < n_bytes // ZSTD_PART:
+        return plain
+    compressed = BUFFERS.compressor.compress(escapes.data)
     # A reader tells them apart by the size: a frame as long as the plain bits is not taken.
-    return min(plain.tobytes(), BUFFERS.compressor.compress(escapes.data), key=len)
+    return np.frombuffer(compressed, np.uint8) if len(compressed) < plain.size else plain
