@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -152,3 +154,12 @@ def test_opcodes_are_append_only() -> None:
     assert {name: encoding.code for name, encoding in ENCODINGS_BY_NAME.items()} == {
         "raw": 64, "bitpack": 65, "huffman": 66, "rans": 67, "lz": 68,
     }  # fmt: skip
+
+
+def test_a_pickled_program_is_hashed_anew() -> None:
+    """Names have other hashes in another process; a program that brought its own would be lost in every cache."""
+    program = parse("merge[6,10](bitpack, merge[3,7](huffman, lit))")
+    pickled = pickle.dumps(program)
+    assert b"_hash" not in pickled
+    assert pickle.loads(pickled) == program
+    assert hash(pickle.loads(pickled)) == hash(program)
