@@ -13,6 +13,7 @@ from typing import Any
 
 from operators.errors import ArchiveError, StoppedError
 from pipeline import commands
+from pipeline.executors import collect_seldom
 from pipeline.report import Report
 from pipeline.store import absolute_url
 
@@ -24,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     arguments = parser().parse_args(argv)
     report = Report(arguments)
+    collect_seldom()
     signal.signal(signal.SIGTERM, _stop)
     started = time.monotonic()
     try:

@@ -24,7 +24,7 @@ from ray.exceptions import RayActorError, RayError
 
 from configs.loader import format_bytes
 from operators.errors import ArchiveError, InternalError, UsageError
-from pipeline.executors import Job, Outcome, attempt, may_retry
+from pipeline.executors import Job, Outcome, attempt, collect_seldom, may_retry
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -47,6 +47,7 @@ class Worker:
     """
 
     def __init__(self, job: Job[Any, Any]) -> None:
+        collect_seldom()
         self._job = job
         self._work: Callable[[Any], Any] | None = None
 

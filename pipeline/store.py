@@ -371,7 +371,7 @@ class Room:
         """Give all of it back: what `take` returned must not be used any more."""
         if self._used > len(self._block):
             self._block = memoryview(b"")  # first, so that both are never there at once
-            self._block = aligned_buffer(self._used)
+            self._block = aligned_buffer(self._used + self._used // 8)  # the next may be a little larger
         self._used = 0
 
     def take(self, n_bytes: int) -> memoryview:
