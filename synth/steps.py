@@ -272,9 +272,8 @@ class Period(Step):
 
     def expand(self, hole: Hole) -> Expansion | None:
         words = hole.whole()
-        assert words is not None, "offered only where all words are at hand"
         op = hole.detect(self)
-        if op is None:
+        if words is None or op is None:
             return None
         return node_q8(op), [_part(hole, words[: op.params[0]], self._tag(0))]
 
@@ -311,9 +310,8 @@ class Ends(Step):
 
     def expand(self, hole: Hole) -> Expansion | None:
         words = hole.whole()
-        assert words is not None, "offered only where all words are at hand"
         op = hole.detect(self)
-        if op is None:
+        if words is None or op is None:
             return None
         cut = op.params[0]
         return node_q8(op), [_part(hole, words[:cut], self._tag(0)), _part(hole, words[cut:], self._tag(1))]

@@ -20,6 +20,7 @@ from synth import Prior
 from synth.grammar import PRODUCTIONS, menu_of, offers
 from synth.hole import Setting
 from synth.search import SATISFIED_Q8, Search, forced_q8
+from synth.steps import Ends, Period, Split
 from synth.structured import Structured, bf16, structured
 from tests.processes import ROOT
 from tests.strategies import make_words
@@ -128,6 +129,15 @@ def test_depth_one_tries_the_root_alone() -> None:
     shallow, deep = search(tensor, budget=256, order="depth1"), search(tensor, budget=256)
     assert all(isinstance(child.op, Literal) for child in shallow.program.children)
     assert deep.winner.cost_q8 < shallow.winner.cost_q8
+
+
+def test_ends_are_not_looked_for_where_only_a_sample_is_at_hand() -> None:
+    tensor = weights(1024, 1024)
+    root = Setting(dtype_of("BF16"), 16384, 32768).root(tensor.words, tensor.columns)
+    expansion = Split((7, 9), "two").expand(root)
+    assert expansion is not None
+    for step in (Ends(at_start=True), Ends(at_start=False), Period()):
+        assert all(step.expand(child) is None for child in expansion[1])
 
 
 @pytest.mark.parametrize("budget", [0, 1, 3, 20])
