@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,6 +40,7 @@ MAX_KNOWN = 4
 """Programs that are remembered for tensors of one kind."""
 CLEARLY = 16
 """One part in so many."""
+MOST_VAIN = 2
 _NUMBER = re.compile(r"\d+")
 _TEXT = Remembered("lz", 3 << 18, 0, 0)
 """Of text, such as headers, which needs no search if LZ takes three bits a byte or less: no other code does."""
@@ -87,10 +89,12 @@ class Roles:
         self._options = options
         self._prior = prior
         self._found: dict[str, list[tuple[Remembered, Synthesis | None]]] = {}
+        self._vain: Counter[Node] = Counter()
 
     def clear(self) -> None:
         """Forget what tasks have found: one must not depend on those before it."""
         self._found.clear()
+        self._vain.clear()
 
     def search(self, words: Words, dtype: str | None, rows: int, columns: int) -> Synthesis:
         """Search a tensor as `synth.synthesis.synthesise` does."""
@@ -135,34 +139,37 @@ class Roles:
         recalled = [_recalled(remembered, found, words) for remembered, found in reversed(known)]
         if len(recalled) == 1 or words.size > SMALL_WORDS:
             return recalled[0]  # the last one that was found
-        return _smallest(recalled, words)
+        return self._smallest(recalled, words)
+
+    def _smallest(self, recalled: list[Recalled], words: Words) -> Recalled:
+        """Return the program that takes the fewest bytes of small `words`.
+
+        Those that only their record can tell of are written where they took clearly less of others than the best of
+        the rest takes of these, until they have been written in vain. Tensors of several kinds look alike: what is
+        expected is what the largest of them took.
+        """
+        best, best_bytes = recalled[0], words.nbytes
+        others = []
+        for one in recalled:
+            n_bytes = payload_bytes(one.program, words)
+            if n_bytes is None:
+                others.append(one)
+            elif n_bytes < best_bytes:
+                best, best_bytes = one, n_bytes
+        for one in others:
+            is_worth_it = one.expected_bits < 8 * (best_bytes - best_bytes // CLEARLY)
+            if is_worth_it and self._vain[one.program] < MOST_VAIN:
+                encoded = written(one.program, words)
+                if encoded is not None and encoded.body_bytes < best_bytes:
+                    best, best_bytes = one, encoded.body_bytes
+                else:
+                    self._vain[one.program] += 1
+        return replace(best, expected_bits=max(one.expected_bits for one in recalled))
 
 
 def _recalled(remembered: Remembered, found: Synthesis | None, words: Words) -> Recalled:
     program = _parsed(remembered.program) if found is None else found.program_for(words)
     return Recalled(program, remembered.bits_q18 * words.size >> 18, found)
-
-
-def _smallest(recalled: list[Recalled], words: Words) -> Recalled:
-    """Return the program that takes the fewest bytes of small `words`.
-
-    Those that only their record can tell of are written where they took clearly less of others than the best of the
-    rest takes of these. Tensors of several kinds look alike: what is expected is what the largest of them took.
-    """
-    best, best_bytes = recalled[0], words.nbytes
-    others = []
-    for one in recalled:
-        n_bytes = payload_bytes(one.program, words)
-        if n_bytes is None:
-            others.append(one)
-        elif n_bytes < best_bytes:
-            best, best_bytes = one, n_bytes
-    for one in others:
-        if one.expected_bits < 8 * (best_bytes - best_bytes // CLEARLY):
-            encoded = written(one.program, words)
-            if encoded is not None and encoded.body_bytes < best_bytes:
-                best, best_bytes = one, encoded.body_bytes
-    return replace(best, expected_bits=max(one.expected_bits for one in recalled))
 
 
 _parsed = functools.lru_cache(1 << 12)(parse)
