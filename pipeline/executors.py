@@ -189,16 +189,13 @@ class PoolExecutor:
         """
         alone = len(waiting) == 1
         workers = min(self.workers, len(waiting))
-        n_handed = HANDED_OUT * self.in_flight
         pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _open_in_worker, (job,))
         running: dict[Future[list[Outcome[Item, Result]] | ArchiveError], list[tuple[Item, int]]] = {}
         broken = False
         try:
             while running or (waiting and not broken):
                 while waiting and not broken and len(running) < workers * HANDED_OUT:
-                    # The last items are handed out in small numbers, so that all workers end together.
-                    n_items = max(1, min(n_handed, len(waiting) // (workers * HANDED_OUT)))
-                    handed = [waiting.popleft() for _ in range(n_items)]
+                    handed = [waiting.popleft() for _ in range(self._group(len(waiting), workers))]
                     try:
                         future = pool.submit(_work_in_worker, [item for item, _ in handed], self.in_flight)
                         running[future] = handed
@@ -227,6 +224,14 @@ class PoolExecutor:
         finally:
             # Told to stop, what runs is finished and what waits is not begun.
             pool.shutdown(wait=True, cancel_futures=True)
+
+    def _group(self, n_items: int, workers: int) -> int:
+        """Return how many of the items that wait are handed out together: fewer at the end, so that all end together.
+
+        There are always as many as a worker begins at once, unless another one would have nothing to do.
+        """
+        shared = max(self.in_flight, n_items // (workers * HANDED_OUT))
+        return min(shared, HANDED_OUT * self.in_flight, -(-n_items // workers))
 
 
 _work: Callable[[Any], Any] | ArchiveError | None = None

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -37,10 +38,10 @@ class Misbehaving:
         return work
 
 
-EXECUTORS: list[Executor] = [SerialExecutor(2), PoolExecutor(2, 2, 2)]
+EXECUTORS: list[Executor] = [SerialExecutor(2), PoolExecutor(2, 2, 2), SerialExecutor(2, 3)]
 
 
-@pytest.mark.parametrize("executor", EXECUTORS, ids=["serial", "pool"])
+@pytest.mark.parametrize("executor", EXECUTORS, ids=["serial", "pool", "threads"])
 def test_every_item_has_one_outcome(executor: Executor, tmp_path: Path) -> None:
     items = ["a", "flaky", "changed", "bug", "b"]
     outcomes = {outcome.item: outcome for outcome in executor.run(Misbehaving(str(tmp_path)), items)}
@@ -117,7 +118,7 @@ class Unopened:
         raise ZeroDivisionError("a bug in open")
 
 
-@pytest.mark.parametrize("executor", EXECUTORS, ids=["serial", "pool"])
+@pytest.mark.parametrize("executor", EXECUTORS, ids=["serial", "pool", "threads"])
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_a_job_that_cannot_be_opened_fails_as_a_whole(executor: Executor, is_ours: bool, tmp_path: Path) -> None:
     job = Unopened(str(tmp_path), is_ours)
@@ -129,3 +130,23 @@ def test_a_job_that_cannot_be_opened_fails_as_a_whole(executor: Executor, is_our
     else:
         assert "a bug in open" in str(caught.value)
     assert len(list(tmp_path.iterdir())) <= 2  # once per worker, whatever the retries
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A job whose items wait for each other."""
+
+    def open(self) -> Callable[[str], str]:
+        both = Barrier(2, timeout=60)
+
+        def work(item: str) -> str:
+            both.wait()
+            return item.upper()
+
+        return work
+
+
+@pytest.mark.parametrize("executor", [SerialExecutor(0, 2), PoolExecutor(1, 0, 2)], ids=["serial", "pool"])
+def test_a_worker_begins_as_many_items_as_it_may(executor: Executor) -> None:
+    outcomes = list(executor.run(Meeting(), list("abcdefgh")))
+    assert [(outcome.item, outcome.result) for outcome in outcomes] == [(item, item.upper()) for item in "abcdefgh"]

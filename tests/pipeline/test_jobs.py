@@ -176,14 +176,15 @@ def test_same_bytes_for_any_workers(tmp_path: Path, capsys: Capture) -> None:
         write(folder, {f"shard-{i}.safetensors": safetensors(tensors)})
     names = []
     contents = set()
-    for workers in ("1", "2"):
-        archive = tmp_path / f"archive-{workers}"
-        options = ["--workers", workers, "--set", "task_bytes=128KiB", "--set", "synth.budget=16"]
+    for workers, at_once in (("1", "1"), ("1", "3"), ("2", "2")):
+        archive = tmp_path / f"archive-{workers}-{at_once}"
+        options = ["--workers", workers, "--set", f"tasks_in_flight={at_once}"]
+        options += ["--set", "task_bytes=128KiB", "--set", "synth.budget=16"]
         contents.add(Ran(capsys, "archive", folder, archive, *options).json["content"])
         names.append(
             sorted(path.name for path in [*(archive / "packs").rglob("*"), *(archive / "manifests").rglob("*")])
         )
-    assert names[0] == names[1]
+    assert names[0] == names[1] == names[2]
     assert len(contents) == 1
 
 

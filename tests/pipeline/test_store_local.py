@@ -315,3 +315,27 @@ def test_relative_paths_hold_when_the_process_moves(tmp_path: Path, monkeypatch:
     urls = {".": str(tmp_path), "a/b*": f"{tmp_path}/a/b*", "a/": f"{tmp_path}/a/", "/": "/", "s3://b/x/": "s3://b/x/"}
     assert {url: absolute_url(url) for url in urls} == urls
     assert absolute_url("file:///a b%20") == "/a b%20"
+
+
+def test_a_file_made_beside_the_objects_is_moved_into_place(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store"))
+    path = store.spool("")
+    assert store.list() == []
+    path.write_bytes(b"a pack")
+    inode = path.stat().st_ino
+    store.put("packs/aa/1", path)
+    stored = tmp_path / "store/packs/aa/1"
+    assert (stored.read_bytes(), stored.stat().st_ino) == (b"a pack", inode)
+    assert not path.exists()
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert stored.stat().st_mode == plain.stat().st_mode  # whoever may read other objects may read this one
+
+
+def test_a_file_made_elsewhere_is_copied(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store"))
+    (tmp_path / "scratch").mkdir()
+    path = store.spool(str(tmp_path / "scratch"))
+    path.write_bytes(b"a pack")
+    store.put("packs/aa/1", path)
+    assert (tmp_path / "store/packs/aa/1").read_bytes() == path.read_bytes() == b"a pack"
