@@ -175,16 +175,15 @@ def _rounded(frequency: Any) -> Any:
 @inlined
 def _likely(counts: Any, pool: Any, g: Any) -> None:
     """Set how likely each symbol is, in no unit; what is hardly seen is left to the escape, at least two are live."""
-    seen, pooled = np.int64(0), np.int64(0)
+    pooled = np.int64(0)
     for v in range(SYMBOLS):
-        seen += counts[v]
         pooled += pool[v]
     total = np.int64(0)
     for v in range(SYMBOLS):
-        # In units of 1/16, so that a borrowed part of a count is not lost.
+        # In units of 1/16, so that a borrowed part of a count is not lost; all tables together lend 512 counts.
         g[v] = 16 * counts[v]
         if pooled:
-            g[v] += 4 * pool[v] * SLOTS // pooled
+            g[v] += 2 * pool[v] * SLOTS // pooled
         total += g[v]
     least = max(np.int64(1), total // 50000)
     for v in range(ESCAPE):
@@ -211,7 +210,7 @@ def fit_frequencies(
     Parameters
     ----------
     counts : int64 array, shape (n_tables, SYMBOLS)
-        Those of all tables together stand in where there are few.
+        Those of all tables together lend a part, for the symbols that one has not seen.
     used : uint8 array, shape (n_tables,)
         Whether there is a table.
     frequencies : uint16 array, shape (n_tables, SYMBOLS)

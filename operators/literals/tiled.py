@@ -28,8 +28,8 @@ from operators.words import Words
 
 MAX_COLUMNS = 1 << 16
 HEAD_BYTES = 8
-MIN_SAMPLED_WORDS = 1 << 14
-"""Words from which the tables of a literal are made at least."""
+MIN_TABLE_WORDS = 1 << 12
+"""Words from which a table is made at least, where there are as many."""
 FLAT_COLUMNS = 2048
 MIN_ZSTD_ESCAPES, ZSTD_PART = 64, 1024
 """Escapes are compressed from so many on, and where they take one byte in so many: less is not worth the time."""
@@ -496,7 +496,7 @@ class Tiled(Conditioned):
         contexts = Contexts.empty(measured.rows.size // TILE_ROWS, self.columns, self.n_tables)
         room = 6 * (measured.rows.size + self.columns) + self.columns + TABLE_BYTES * self.n_tables + SLACK
         head = BUFFERS.take("head", room)
-        n_sampled = min(max(words.size // effort.table_part, MIN_SAMPLED_WORDS), effort.table_words)
+        n_sampled = min(max(words.size // effort.table_part, MIN_TABLE_WORDS * self.n_tables), effort.table_words)
         counts = np.empty((self.n_tables, SYMBOLS), np.int64)
         bit, tail = tile_plans.plan_tiles(
             words, self.columns, self.geometry(8 * words.itemsize), n_sampled, measured.tail, *arrays,
