@@ -89,15 +89,19 @@ def count_live(
 
 
 @inlined
-def _entropy_bits(counts: Any, n_words: Any) -> Any:
-    """Return bits that no code of single words goes below: log2 of counts from straight lines above and below it."""
-    log = bit_length(n_words) - 1
+def _entropy_bits(counts: Any, n_words: Any, less: Any) -> Any:
+    """Return bits that no code of single words goes below: log2 of counts from straight lines above and below it.
+
+    Each word occurs `less` times less than `counts` say, and at all in `n_words`, which is 0 where none is left.
+    """
+    log = bit_length(n_words) - 1 if n_words else 0
     # log2(1 + f) >= f, and at most 5700 / 65536 above it.
     total = n_words * ((log << 16) + ((n_words << 16 >> log) - (1 << 16)))
     for i in range(counts.size):
-        count = counts[i]
-        log = bit_length(count) - 1
-        total -= count * ((log << 16) + min((count << 16 >> log) - (1 << 16) + 5701, 1 << 16))
+        count = counts[i] - less
+        if count:
+            log = bit_length(count) - 1
+            total -= count * ((log << 16) + min((count << 16 >> log) - (1 << 16) + 5701, 1 << 16))
     return max(total >> 16, 0)
 
 
@@ -153,7 +157,7 @@ def choose_narrow(
     if (width_bits == 8 or width_bits == 16) and (wanted == RAW or (undecided and raw_bytes <= n_bytes)):
         code, n_bytes = RAW, raw_bytes
     # What no table and no code goes below: a bit for each gap and each level.
-    least = (2 * m + (_entropy_bits(counts, n_words) if undecided else 0)) >> 3
+    least = (2 * m + (_entropy_bits(counts, n_words, 0) if undecided else 0)) >> 3
     if m <= MAX_SYMBOLS and (wanted == HUFFMAN or (undecided and least < n_bytes)):
         n_bits = code_lengths(counts, lengths)
         size = put_table(symbols, lengths, none, table)
@@ -161,7 +165,11 @@ def choose_narrow(
         if made < n_bytes or not undecided:
             code, n_bytes, table_bytes = HUFFMAN, made, size
     most = n_bytes - (n_bytes // rans_gain if rans_gain else 0)
-    if 2 <= m <= MAX_SYMBOLS and (wanted == RANS or (undecided and least + 4 * lanes + 3 < most)):
+    # A frequency f of 2**b takes floor(log2(f)) > log2(f) - 1 bits of the table, and each of c words b - log2(f). Over all
+    # of them that is least where f goes with c - 1: the entropy of those, and b - 1 bits. A gap and a level take two more.
+    if undecided:
+        least = ((_entropy_bits(counts, n_words - m, 1) + m * (MIN_BITS + 1)) >> 3) + 4 * lanes + 3
+    if 2 <= m <= MAX_SYMBOLS and (wanted == RANS or (undecided and least < most)):
         found, word_bits = best_frequencies(counts, frequencies, levels)
         other = np.zeros(table.size, np.uint8)
         other[0] = found
