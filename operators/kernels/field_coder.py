@@ -165,8 +165,8 @@ def choose_narrow(
         if made < n_bytes or not undecided:
             code, n_bytes, table_bytes = HUFFMAN, made, size
     most = n_bytes - (n_bytes // rans_gain if rans_gain else 0)
-    # A frequency f of 2**b takes floor(log2(f)) > log2(f) - 1 bits of the table, and each of c words b - log2(f). Over all
-    # of them that is least where f goes with c - 1: the entropy of those, and b - 1 bits. A gap and a level take two more.
+    # A frequency f of 2**b takes floor(log2(f)) > log2(f) - 1 bits of the table, and each of c words b - log2(f).
+    # Over all that is least where f goes with c - 1: their entropy, and b - 1 bits. A gap and a level take two more.
     if undecided:
         least = ((_entropy_bits(counts, n_words - m, 1) + m * (MIN_BITS + 1)) >> 3) + 4 * lanes + 3
     if 2 <= m <= MAX_SYMBOLS and (wanted == RANS or (undecided and least < most)):
