@@ -11,6 +11,7 @@ from itertools import product
 import numpy as np
 
 from operators.base import BLOCK_WORDS
+from operators.kernels.looks import look
 from operators.ops.partition import Partition
 from operators.program import LIT, Literal, Node, parse
 from operators.registry import CONDITIONED_BY_NAME, ENCODINGS_BY_NAME
@@ -42,6 +43,7 @@ def warm() -> None:
     """Compile or load the kernels of all encodings and of the usual fields, for writing and for reading."""
     for (width_bits, texts), n_words in product(PROGRAMS.items(), (N_WORDS, BLOCK_WORDS + N_WORDS)):
         words = np.arange(n_words, dtype=f"u{width_bits // 8}") % 5
+        look(words, 0)
         # Named, so that also those run that five words in a row would not choose.
         encodings = [Node(Literal(name)) for name in ENCODINGS_BY_NAME]
         for program in (LIT, *encodings, *map(parse, texts)):
