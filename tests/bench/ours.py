@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 import operators.run
 from configs.recipe import Recipe, load
+from operators.limits import SEGMENT_BYTES
 from operators.run import Encoded, digest_of, execute
 from operators.words import Bytes
 from pipeline.calibration import learn_prior
@@ -27,7 +28,7 @@ from pipeline.plan import make_plan
 from pipeline.rows import Row
 from pipeline.segments import layout_of
 from pipeline.store import open_source
-from pipeline.tasks import Encoder, search_segment
+from pipeline.tasks import Encoder, record_room, search_segment
 from synth.options import SearchOptions
 from synth.prior import Prior
 from tests.bench.report import cpu_seconds
@@ -144,6 +145,7 @@ def compress(checkpoint: Checkpoint, *, verify: bool) -> list[Record]:
     that is used again in the next turn, as those of a task are written to its pack.
     """
     store, end = _written(len(checkpoint.data)), 0
+    first = store.ctypes.data
     encoder = (Encoder if verify else _Trusting)(checkpoint.recipe.synth, checkpoint.prior)
     records = []
     for task in checkpoint.segments:
@@ -154,12 +156,14 @@ def compress(checkpoint: Checkpoint, *, verify: bool) -> list[Record]:
             if verify and digest in known:
                 records.append(Record(replace(row, digest=digest), known[digest].data))
                 continue
-            encoded, _ = encoder.record(replace(row, digest=digest), data)
-            n_bytes = len(encoded.record)
-            store[end : end + n_bytes] = np.frombuffer(encoded.record, np.uint8)
-            record = Record(replace(row, digest=digest), store[end : end + n_bytes].data)
-            end += n_bytes
-            known[digest] = record
+            row = replace(row, digest=digest)
+            encoded, _ = encoder.record(row, data, store[end : end + record_room(len(data))])
+            made = np.frombuffer(encoded.record, np.uint8)
+            if not np.may_share_memory(made, store):
+                made = store[end : end + made.size]
+                made[:] = np.frombuffer(encoded.record, np.uint8)
+            end = made.ctypes.data + made.size - first
+            record = known[digest] = Record(row, made.data)
             records.append(record)
         assert encoder.alarms == [], encoder.alarms
     return records
@@ -168,7 +172,7 @@ def compress(checkpoint: Checkpoint, *, verify: bool) -> list[Record]:
 @lru_cache(maxsize=1)
 def _written(n_bytes: int) -> NDArray[np.uint8]:
     """Return the memory for the records of a file of `n_bytes`."""
-    return np.zeros(n_bytes + n_bytes // 8 + (1 << 20), np.uint8)
+    return np.zeros(n_bytes + n_bytes // 4 + record_room(SEGMENT_BYTES), np.uint8)
 
 
 def warm_up(file: Path, recipe: Recipe) -> None:
