@@ -1,0 +1,365 @@
+"""Coding by a fixed codebook: blocks of Huffman streams with escapes, and the choice of a book from a sample.
+
+A block is, after a varint m:
+
+=======  ==========================================================================================
+m        what follows
+=======  ==========================================================================================
+0        the words as they are
+1        one word: all are equal
+2 + e    the bytes of each stream as varints, the streams (`operators.kernels.huffman`), e escaped words
+=======  ==========================================================================================
+
+Words that the book has no code for are contiguous, modulo the alphabet, so one comparison tells them.
+"""
+
+# mypy: disable-error-code="no-any-return, return-value"
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from operators.kernels.huffman import SPLIT_WORDS, STREAMS, decode_block, encode_block
+from operators.kernels.jit import inlined, kernel
+from operators.kernels.memory import copy_bytes
+
+BLOCK_WORDS: Final = 1 << 17
+HEAD_BYTES: Final = 20
+"""Most bytes of a block before its streams: five varints of at most 2**18."""
+CHUNK: Final = 256
+"""Words that are looked at together for escapes."""
+STREAM_BYTES: Final = 2
+"""Most bytes that a word takes in a stream."""
+
+
+@inlined
+def _put(out: Any, at: Any, value: Any) -> Any:
+    while value > 127:
+        out[at] = (value & 127) | 128
+        value >>= 7
+        at += 1
+    out[at] = value
+    return at + 1
+
+
+@inlined
+def _take(payload: Any, at: Any) -> Any:
+    """Return a varint of at most 21 bits in its shortest form, and the byte after it, or -1."""
+    value, shift = np.int64(0), np.int64(0)
+    while at < payload.size and shift < 21:
+        byte = np.int64(payload[at])
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return (np.int64(-1), at) if byte == 0 and shift else (value, at)
+        shift += 7
+    return np.int64(-1), at
+
+
+@inlined
+def _gather_escapes(words: Any, first: Any, span: Any, mask: Any, escapes: Any) -> Any:
+    """Set `escapes` to the words outside ``first .. first + span - 1``; return their number."""
+    n = 0
+    for start in range(0, words.size, CHUNK):
+        chunk = words[start : start + CHUNK]
+        found = np.uint32(0)
+        for i in range(chunk.size):
+            found += np.uint32(((np.uint32(chunk[i]) - np.uint32(first)) & np.uint32(mask)) >= np.uint32(span))
+        if found:
+            for i in range(chunk.size):
+                if ((np.int64(chunk[i]) - first) & mask) >= span:
+                    escapes[n] = chunk[i]
+                    n += 1
+    return n
+
+
+@inlined
+def _all_equal(words: Any) -> Any:
+    for i in range(words.size):
+        if words[i] != words[0]:
+            return False
+    return True
+
+
+@kernel("streams", "scratch", "escapes", "out")
+def encode_words(
+    words: NDArray[Any],
+    data: NDArray[np.uint8],
+    table: NDArray[np.uint64],
+    first: int,
+    span: int,
+    mask: int,
+    streams: NDArray[np.uint8],
+    scratch: NDArray[np.uint8],
+    escapes: NDArray[Any],
+    out: NDArray[np.uint8],
+) -> int:
+    """Code all words; return the bytes written.
+
+    Parameters
+    ----------
+    words, data : Words of 8 or 16 bits, shape (n,), and uint8 array of the same memory
+    table : uint64 array, shape (mask + 1,)
+        Of `operators.kernels.huffman.encoding_table`; words without a code have that of the escape.
+    first, span, mask : int
+        Words ``first`` to ``first + span - 1``, modulo ``mask + 1``, have codes of their own.
+    streams, scratch : uint8 arrays
+        Of `STREAM_BYTES` for each word of a block, and 64 more.
+    escapes : array like words, shape (words of a block,)
+    out : uint8 array
+        Has room for the bytes of the words, and `HEAD_BYTES` for each block.
+    """
+    item = words.itemsize
+    end = 0
+    for start in range(0, words.size, BLOCK_WORDS):
+        block = words[start : start + BLOCK_WORDS]
+        n_bytes = block.size * item
+        if _all_equal(block):
+            out[end] = 1
+            copy_bytes(out, end + 1, data, start * item, item)
+            end += 1 + item
+            continue
+        n_escapes = _gather_escapes(block, first, span, mask, escapes)
+        if 8 * n_escapes < block.size:
+            sizes = np.zeros(STREAMS if block.size >= SPLIT_WORDS else 1, np.int64)
+            n_coded = encode_block(block, table, streams, scratch, sizes)
+            at = _put(out, end, np.int64(2 + n_escapes))
+            for k in range(sizes.size):
+                at = _put(out, at, sizes[k])
+            if at - end + n_coded + n_escapes * item <= n_bytes:
+                copy_bytes(out, at, streams, 0, n_coded)
+                at += n_coded
+                for i in range(n_escapes):
+                    out[at] = np.int64(escapes[i]) & 255
+                    if item == 2:
+                        out[at + 1] = np.int64(escapes[i]) >> 8
+                    at += item
+                end = at
+                continue
+        out[end] = 0
+        copy_bytes(out, end + 1, data, start * item, n_bytes)
+        end += 1 + n_bytes
+    return end
+
+
+@inlined
+def _restore_escapes(
+    block: Any, blank: Any, payload: Any, at: Any, n_escapes: Any, first: Any, span: Any, mask: Any
+) -> Any:
+    """Replace each `blank` by the next escaped word; return 0, or -1 unless there are `n_escapes` without codes."""
+    n = 0
+    for start in range(0, block.size, CHUNK):
+        chunk = block[start : start + CHUNK]
+        found = np.uint32(0)
+        for i in range(chunk.size):
+            found += np.uint32(np.int64(chunk[i]) == blank)
+        if found:
+            if n + np.int64(found) > n_escapes:
+                return -1
+            for i in range(chunk.size):
+                if np.int64(chunk[i]) == blank:
+                    word = np.int64(payload[at])
+                    if block.itemsize == 2:
+                        word |= np.int64(payload[at + 1]) << 8
+                    if word > mask or ((word - first) & mask) < span:
+                        return -1
+                    chunk[i] = word
+                    at += block.itemsize
+                    n += 1
+    return 0 if n == n_escapes else -1
+
+
+@kernel("out", "words")
+def decode_words(
+    payload: NDArray[np.uint8],
+    many: NDArray[np.uint64],
+    single: NDArray[np.uint32],
+    blank: int,
+    first: int,
+    span: int,
+    mask: int,
+    out: NDArray[np.uint8],
+    words: NDArray[Any],
+) -> int:
+    """Inverse of `encode_words`; return the bytes read, or -1 where they are none of that.
+
+    Parameters
+    ----------
+    payload : uint8 array
+        May be longer; nothing outside it is read.
+    many, single
+        Of `operators.kernels.huffman.decoding_tables`; the escape decodes to `blank`, a word without a code.
+    first, span, mask : int
+    out, words : uint8 array and Words of the same memory
+    """
+    item = words.itemsize
+    at = np.int64(0)
+    for start in range(0, words.size, BLOCK_WORDS):
+        block = words[start : start + BLOCK_WORDS]
+        begin, n_bytes = start * item, block.size * item
+        head, at = _take(payload, at)
+        if head < 0 or head - 2 > block.size:
+            return -1
+        if head < 2:
+            n_raw = item if head else n_bytes
+            if payload.size - at < n_raw:
+                return -1
+            copy_bytes(out, begin, payload, at, n_raw)
+            at += n_raw
+            highest = np.int64(block[0])
+            if head:
+                for i in range(block.size):
+                    block[i] = words[start]
+            else:
+                for i in range(block.size):
+                    highest = max(highest, np.int64(block[i]))
+            if highest > mask:
+                return -1
+            continue
+        n_streams = STREAMS if block.size >= SPLIT_WORDS else 1
+        starts = np.empty(n_streams + 1, np.int64)
+        total = np.int64(0)
+        for k in range(n_streams):
+            size, at = _take(payload, at)
+            if size < 0:
+                return -1
+            starts[k] = total
+            total += size
+        for k in range(n_streams):
+            starts[k] += at
+        starts[n_streams] = at + total
+        at = starts[n_streams]
+        if at + (head - 2) * item > payload.size:
+            return -1
+        if decode_block(payload, starts, many, single, out[begin : begin + n_bytes], block):
+            return -1
+        if _restore_escapes(block, blank, payload, at, head - 2, first, span, mask):
+            return -1
+        at += (head - 2) * item
+    return at
+
+
+# -- which book -----------------------------------------------------------------------------------------
+
+
+@kernel("counts")
+def count_sample(
+    words: NDArray[Any], rotate: int, n_runs: int, run_words: int, counts: NDArray[np.int64]
+) -> int:
+    """Count the highest bytes of rotated words in runs spread over all of them; return how many were counted.
+
+    A stride would meet columns: the place of run k is a hash of k inside the k-th part.
+    """
+    width = 8 * words.itemsize
+    left, right, top = np.uint64(rotate), np.uint64(width - rotate), np.uint64(width - 8)
+    part = words.size // n_runs
+    if part <= run_words:
+        n_runs, part, run_words = 1, words.size, words.size
+    for k in range(n_runs):
+        jitter = (np.uint64(k + 1) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33)
+        start = k * part + np.int64(jitter % np.uint64(part - run_words + 1))
+        for i in range(start, start + run_words):
+            word = np.uint64(words[i])
+            counts[(((word << left) | (word >> right)) >> top) & np.uint64(255)] += 1
+    return n_runs * run_words
+
+
+@kernel("found")
+def choose_book(
+    counts: NDArray[np.int64], costs: NDArray[np.int32], means: NDArray[np.int64], step: int, found: NDArray[np.int64]
+) -> None:
+    """Find the book, and the shift of the words, that takes the fewest bits.
+
+    Parameters
+    ----------
+    counts : int64 array, shape (mask + 1,)
+        Of a sample.
+    costs : int32 array, shape (n_books, mask + 1)
+        Bits of each word in each book.
+    means : int64 array, shape (n_books,)
+        The mean word of each book.
+    step : int
+        Three shifts by multiples of it are tried, about the one that brings the means together, beside none; 0 tries
+        none.
+    found : int64 array, shape (3,)
+        Set to the book, the shift, which is to be subtracted from words, and the bits. Of equal ones the first.
+    """
+    size = counts.size
+    total, mean = np.int64(0), np.int64(0)
+    low, high = size, 0
+    for w in range(size):
+        if counts[w]:
+            total += counts[w]
+            mean += counts[w] * w
+            low = min(low, w)
+            high = w + 1
+    mean //= max(total, np.int64(1))
+    found[2] = -1
+    for k in range(costs.shape[0]):
+        for s in range(4 if step else 1):
+            shift = ((mean - means[k]) // max(step, 1) + s - 1) * step if s else np.int64(0)
+            bits = np.int64(0)
+            for w in range(low, high):
+                bits += counts[w] * costs[k, (w - shift) & (size - 1)]
+            if found[2] < 0 or bits < found[2]:
+                found[0], found[1], found[2] = k, shift & (size - 1), bits
+
+
+# -- words and the byte that is coded -------------------------------------------------------------------
+
+
+@kernel("coded", "rest")
+def split_top(words: NDArray[Any], rotate: int, coded: NDArray[np.uint8], rest: NDArray[Any]) -> None:
+    """Rotate words of 16 bits left; write their upper bytes to `coded`, the lower ones to `rest`, a uint8 array."""
+    left, right = np.uint16(rotate), np.uint16(16 - rotate)
+    for i in range(words.size):
+        word = np.uint16(words[i] << left) | np.uint16(words[i] >> right)
+        coded[i] = np.uint8(word >> np.uint16(8))
+        rest[i] = np.uint8(word & np.uint16(255))
+
+
+@kernel("words")
+def join_top(coded: NDArray[np.uint8], rest: NDArray[Any], rotate: int, words: NDArray[Any]) -> None:
+    """Inverse of `split_top`."""
+    left, right = np.uint16(16 - rotate), np.uint16(rotate)
+    for i in range(words.size):
+        word = np.uint16(np.uint16(coded[i]) << np.uint16(8)) | np.uint16(rest[i])
+        words[i] = np.uint16(word >> right) | np.uint16(word << left)
+
+
+@kernel("coded", "rest", "low")
+def split_top_wide(
+    words: NDArray[np.uint32], rotate: int, coded: NDArray[np.uint8], rest: NDArray[np.uint8], low: NDArray[np.uint16]
+) -> None:
+    """Rotate words of 32 bits left; write their highest bytes, the next ones, and the lower halves."""
+    left, right = np.uint32(rotate), np.uint32(32 - rotate)
+    for i in range(words.size):
+        word = np.uint32(words[i] << left) | np.uint32(words[i] >> right)
+        coded[i] = np.uint8(word >> np.uint32(24))
+        rest[i] = np.uint8((word >> np.uint32(16)) & np.uint32(255))
+        low[i] = np.uint16(word & np.uint32(0xFFFF))
+
+
+@kernel("words")
+def join_top_wide(
+    coded: NDArray[np.uint8], rest: NDArray[np.uint8], low: NDArray[np.uint16], rotate: int, words: NDArray[np.uint32]
+) -> None:
+    """Inverse of `split_top_wide`."""
+    left, right = np.uint32(32 - rotate), np.uint32(rotate)
+    for i in range(words.size):
+        word = (
+            np.uint32(np.uint32(coded[i]) << np.uint32(24))
+            | np.uint32(np.uint32(rest[i]) << np.uint32(16))
+            | np.uint32(low[i])
+        )
+        words[i] = np.uint32(word >> right) | np.uint32(word << left)
+
+
+@kernel("out")
+def rotate_bytes(data: NDArray[np.uint8], rotate: int, out: NDArray[np.uint8]) -> None:
+    """Rotate every byte left."""
+    left, right = np.uint8(rotate), np.uint8(8 - rotate)
+    for i in range(data.size):
+        out[i] = np.uint8(data[i] << left) | np.uint8(data[i] >> right) if rotate else data[i]

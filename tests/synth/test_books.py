@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from operators.errors import ArchiveError
+from operators.kernels.huffman import limited_lengths
+from synth.books import LAYOUTS, CodebookSet, Counts, Layout, fit, learn, sample_counts
+from tests.checkpoints import path, read
+
+
+def own_bits(counts: Counts) -> int:
+    """Bits of a Huffman code made for these counts, and of its table at a byte a word."""
+    ascending = np.sort(counts[counts > 0])
+    lengths = np.empty_like(ascending)
+    limited_lengths(ascending, 12, lengths)
+    return int(ascending @ lengths) + 8 * ascending.size
+
+
+def planes(file: str, layout: Layout, dtype: type[np.unsignedinteger]) -> list[Counts]:
+    """Return counts of the whole coded plane of every tensor of a file."""
+    found = []
+    for tensor in read(path(file)).values():
+        words = np.frombuffer(tensor.data, dtype)
+        if words.size >= 4096:
+            counts = np.zeros(256, np.int64)
+            width = 8 * words.itemsize
+            wide = words.astype(np.uint64)
+            rotated = (wide << np.uint64(layout.rotate)) | (wide >> np.uint64(width - layout.rotate))
+            np.add.at(counts, (rotated >> np.uint64(width - 8) & np.uint64(255)).astype(np.int64), 1)
+            found.append(counts)
+    return found
+
+
+def test_fit_is_a_huffman_code_with_an_escape() -> None:
+    counts = np.zeros(256, np.int64)
+    counts[100:140] = np.round(1e6 * np.exp(-0.02 * (np.arange(40) - 20.0) ** 2)).astype(np.int64)
+    counts[7] = 3
+    book = fit(counts)
+    assert book.costs[7] > 8  # escaped: a code of its own would cost the others more
+    assert int(counts @ book.costs) < 1.002 * own_bits(counts)
+    one = np.zeros(256, np.int64)
+    one[255] = 10
+    assert fit(one).costs[255] == 1
+    assert fit(np.ones(256, np.int64)).costs.max() <= 12 + 8
+
+
+def test_words_around_the_end_of_the_alphabet_are_one_run() -> None:
+    counts = np.zeros(256, np.int64)
+    counts[np.arange(-20, 21)] = 1000 - 40 * np.abs(np.arange(-20, 21))
+    book = fit(counts)
+    assert len(book.lengths) == 41
+    assert book.first == 256 - 20
+
+
+def test_a_family_finds_the_kinds_that_there_are() -> None:
+    rng = np.random.default_rng(0)
+    samples = []
+    for i in range(24):
+        words = np.round(rng.normal(60 + 60 * (i % 3), 2 + 6 * (i % 3), 4096)).astype(np.int64).clip(0, 255)
+        samples.append(np.bincount(words, minlength=256))
+    family = learn(samples, 8)
+    assert 3 <= len(family.books) <= 8
+    for counts in samples:
+        assert family.choose(counts).bits < 1.03 * own_bits(counts)
+    assert learn(samples, 8) == family
+
+
+def test_a_shift_follows_a_factor() -> None:
+    rng = np.random.default_rng(1)
+    samples = [np.bincount(100 - rng.geometric(0.4, 4096).clip(0, 60), minlength=256) for _ in range(8)]
+    family = learn(samples, 4, step=1)
+    moved = np.roll(samples[0], 13)
+    choice = family.choose(moved)
+    assert choice.shift == 13
+    assert choice.bits == family.choose(samples[0]).bits
+    assert choice.escapes == family.choose(samples[0]).escapes
+    fixed = learn(samples, 4).choose(moved)
+    assert fixed.shift == 0
+    assert fixed.bits > 1.5 * choice.bits
+
+
+@pytest.mark.parametrize(
+    ("dtype", "learned_from", "file", "most"),
+    [("BF16", "minilm-bf16", "minilm-bf16", 0.005), ("F32", "minilm-f32", "minilm-f32", 0.005)],
+)
+def test_loss_against_a_code_for_each_tensor(dtype: str, learned_from: str, file: str, most: float) -> None:
+    layout = LAYOUTS[dtype]
+    words: type[np.unsignedinteger] = np.uint16 if layout.word_bytes == 2 else np.uint32
+    samples = [
+        sample_counts(np.frombuffer(tensor.data, words), layout) for tensor in read(path(learned_from)).values()
+    ]
+    family = learn([counts for counts in samples if counts.sum() >= 256], 16, step=layout.step)
+    counts = planes(file, layout, words)
+    fixed = sum(family.choose(one).bits for one in counts)
+    assert fixed <= (1 + most) * sum(map(own_bits, counts))
+
+
+def test_samples_look_at_the_byte_that_is_coded() -> None:
+    words = np.arange(1 << 16, dtype=np.uint16)
+    counts = sample_counts(words, LAYOUTS["BF16"])
+    assert counts.sum() == 4096
+    assert (counts > 0).sum() >= 64  # runs lie all over the words
+    few = np.array([0x8001, 0x7F80, 0x0080], np.uint16)
+    assert list(np.flatnonzero(sample_counts(few, LAYOUTS["BF16"]))) == [0, 1, 255]
+    assert sample_counts(words[:0], LAYOUTS["BF16"]).sum() == 0
+
+
+def test_a_set_is_stored_and_checked() -> None:
+    rng = np.random.default_rng(2)
+    samples = {
+        ("BF16", kind): [np.bincount(rng.binomial(255, 0.4, 4096), minlength=256) for _ in range(4)]
+        for kind in ("weight", "grad")
+    }
+    books = CodebookSet.learn(samples, k=4)
+    data = books.save()
+    again = CodebookSet.load(data)
+    assert again.id == books.id
+    assert list(again.families) == [("BF16", "grad"), ("BF16", "weight")]
+    number, choice = books.choose("BF16", "weight", samples["BF16", "weight"][0]) or (-1, None)
+    assert choice is not None
+    assert books.books[number] == choice.book
+    assert books.choose("F32", "weight", samples["BF16", "weight"][0]) is None
+    for position in range(len(data)):
+        mutated = bytearray(data)
+        mutated[position] ^= 1 << position % 8
+        try:
+            assert CodebookSet.load(mutated).id != books.id
+        except ArchiveError:
+            continue
+    for n in range(len(data)):
+        with pytest.raises(ArchiveError):
+            CodebookSet.load(data[:n])
