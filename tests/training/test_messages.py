@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from operators.errors import ArchiveError, FormatError, UnsupportedError
+from operators.words import Words
+from pipeline.messages import HEADER, TensorCodec
+from synth.books import LAYOUTS, CodebookSet
+
+DTYPES = sorted(LAYOUTS)
+
+
+def draw(dtype: str, n: int, seed: int, scale: float = 1e-3) -> Words:
+    x = np.random.default_rng(seed).normal(0, 1, n).astype(np.float32)
+    layout = LAYOUTS[dtype]
+    if dtype in ("I8", "U8"):
+        return np.round(x * 20).clip(-127, 127).astype(np.int8).view(np.uint8)
+    if layout.word_bytes == 4:
+        return (x * np.float32(scale)).view(np.uint32)
+    if dtype == "F16":
+        return (x * np.float32(scale)).astype(np.float16).view(np.uint16)
+    bf16 = ((x * np.float32(scale)).view(np.uint32) >> 16).astype(np.uint16)
+    return bf16 if dtype == "BF16" else (np.round(x * 4).astype(np.int8).view(np.uint8) ^ np.uint8(0x38))
+
+
+def codec(**options: object) -> TensorCodec:
+    learner = TensorCodec(CodebookSet({}))
+    for dtype in DTYPES:
+        for seed in range(4):
+            learner.observe(draw(dtype, 1 << 13, seed), dtype, "weight")
+    return TensorCodec(CodebookSet.learn(learner.samples()), **options)  # type: ignore[arg-type]
+
+
+CODEC, CHECKED = codec(), codec(checksum=True)
+
+
+@given(
+    st.sampled_from(DTYPES), st.integers(0, 99),
+    st.sampled_from([0, 1, 255, 256, 257, 4096, 10_001]), st.sampled_from(["like", "uniform", "constant"]),
+    st.booleans(),
+)  # fmt: skip
+def test_any_tensor_comes_back(dtype: str, seed: int, n: int, kind: str, checked: bool) -> None:
+    words = draw(dtype, n, seed)
+    if kind != "like":
+        top = np.iinfo(words.dtype).max
+        rng = np.random.default_rng(seed)
+        words = rng.integers(0, top, n, words.dtype, endpoint=True) if kind == "uniform" else np.full_like(words, top)
+    words.flags.writeable = False
+    coder = CHECKED if checked else CODEC
+    message = coder.encode(words, dtype, "weight")
+    assert message.size <= words.nbytes + HEADER.size
+    out = np.zeros_like(words)
+    coder.decode(message, out, dtype)
+    assert (out == words).all()
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("BF16", 0.68), ("F32", 0.85), ("F8_E4M3", 0.9), ("F16", 0.9)])
+def test_messages_are_smaller(dtype: str, most: float) -> None:
+    words = draw(dtype, 1 << 18, 50)
+    assert CODEC.encode(words, dtype, "weight").size < most * words.nbytes
+
+
+@given(st.data())
+def test_mutated_messages_end_in_errors(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from(DTYPES))
+    words = draw(dtype, 5000, 1)
+    message = CHECKED.encode(words, dtype, "weight")
+    message[data.draw(st.integers(0, message.size - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    message = message[: data.draw(st.integers(0, message.size))]
+    out = np.zeros_like(words)
+    with pytest.raises(ArchiveError):
+        CHECKED.decode(message, out, dtype)
+
+
+@given(st.data())
+def test_mutated_messages_without_a_checksum_stay_in_their_memory(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from(DTYPES))
+    words = draw(dtype, 5000, 1)
+    message = CODEC.encode(words, dtype, "weight")
+    message[data.draw(st.integers(HEADER.size, message.size - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    out = np.zeros(words.size + 4, words.dtype)
+    with contextlib.suppress(ArchiveError):
+        CODEC.decode(message, out[:-4], dtype)
+    assert not out[-4:].any()
+
+
+def test_refusals_name_what_was_expected() -> None:
+    words = draw("BF16", 1000, 1)
+    message = CODEC.encode(words, "BF16", "weight")
+    with pytest.raises(FormatError, match="999 words of BF16, found 1000 of BF16"):
+        CODEC.decode(message, np.zeros(999, np.uint16), "BF16")
+    with pytest.raises(FormatError, match="1000 words of F16, found 1000 of BF16"):
+        CODEC.decode(message, np.zeros(1000, np.uint16), "F16")
+    with pytest.raises(FormatError, match="message of at least"):
+        CODEC.decode(message[:9], np.zeros(1000, np.uint16), "BF16")
+    other = TensorCodec(CodebookSet({("BF16", "grad"): CODEC.books.families["BF16", "weight"]}))
+    with pytest.raises(UnsupportedError) as refused:
+        other.decode(message, np.zeros(1000, np.uint16), "BF16")
+    assert other.books.id.hex() in str(refused.value)
+    assert CODEC.books.id.hex() in str(refused.value)
+    with pytest.raises(UnsupportedError, match="F64"):
+        CODEC.encode(np.zeros(4, np.uint64), "F64", "weight")
+
+
+def test_a_steady_stream_raises_no_alarm() -> None:
+    coder = codec()
+    for seed in range(500):
+        coder.encode(draw("F8_E4M3", 1 << 14, 100 + seed), "F8_E4M3", "weight")
+        coder.encode(draw("BF16", 1 << 14, 100 + seed), "BF16", "weight")
+        assert not any(traffic.has_drifted for traffic in coder.stats().values())
+
+
+def test_a_drift_raises_one_within_three_messages() -> None:
+    def exponents(seed: int) -> Words:
+        return (100 - np.random.default_rng(seed).geometric(0.4, 1 << 15).clip(0, 60)).astype(np.uint8)
+
+    learner = TensorCodec(CodebookSet({}))
+    for seed in range(4):
+        learner.observe(exponents(seed), "U8", "weight")
+    coder = TensorCodec(CodebookSet.learn(learner.samples()), on_drift="raw")
+    for seed in range(20):
+        coder.encode(exponents(10 + seed), "U8", "weight")
+    assert not coder.stats()["U8", "weight"].has_drifted
+    moved = exponents(77) + np.uint8(9)
+    sizes = [coder.encode(moved, "U8", "weight").size for _ in range(4)]
+    assert coder.stats()["U8", "weight"].has_drifted
+    assert sizes[2:] == 2 * [moved.size + HEADER.size]  # sent as it is from the third on
+    coder.replace_books(CodebookSet.learn({("U8", "weight"): coder.samples()["U8", "weight"][-4:]}))
+    assert coder.encode(moved, "U8", "weight").size < 0.5 * moved.size
+
+
+def test_a_factor_is_no_drift() -> None:
+    coder = codec()
+    plain = coder.encode(draw("BF16", 1 << 16, 9), "BF16", "weight").size
+    for _ in range(8):
+        moved = coder.encode(draw("BF16", 1 << 16, 9, scale=1e-3 * 2**-9), "BF16", "weight").size
+        assert moved <= plain * 1.01
+    assert not coder.stats()["BF16", "weight"].has_drifted
