@@ -1,0 +1,215 @@
+"""What ranks of the tests of collectives do; each assertion holds on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from operators.errors import UnsupportedError, UsageError
+from pipeline import collectives as cc
+from pipeline import training
+from pipeline.messages import TensorCodec
+from synth.books import CodebookSet
+
+DTYPES = tuple(cc.DTYPES)
+SIZES = (0, 1, 5, 257, 4097, cc.PIECE_WORDS + 3)
+WIRE = {torch.bfloat16: 0.70, torch.float16: 0.90, torch.float32: 0.86, torch.float8_e4m3fn: 0.90}
+
+
+def draw(dtype: torch.dtype, n: int, seed: int, scale: float = 1e-3) -> torch.Tensor:
+    """Return normal numbers, with patterns among them that no arithmetic keeps."""
+    x = torch.randn(n, generator=torch.Generator().manual_seed(seed))
+    if dtype in (torch.int8, torch.uint8):
+        return (x * 20).round().clamp(-127, 127).to(torch.int8).view(dtype)
+    x = x * (1.0 if dtype.itemsize == 1 else scale)
+    if n > 8 and dtype.itemsize > 1:
+        x[:5] = torch.tensor([float("nan"), float("inf"), -0.0, 1e-40, -float("inf")])
+    return x.to(dtype)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """View as bytes, so that a NaN equals itself."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def learned(size: int, **options: Any) -> TensorCodec:
+    """Return a codec with books for all dtypes and kinds, the same on every rank."""
+    codec = TensorCodec(CodebookSet({}), **options)
+    for dtype in DTYPES:
+        for kind in ("weight", "grad", "activation"):
+            for seed in range(3):
+                codec.observe(cc.words_of(draw(dtype, 1 << 14, 1000 + seed)), cc.DTYPES[dtype][0], kind)
+    training.agree(codec)
+    return codec
+
+
+def collectives(rank: int, size: int) -> None:
+    codec = learned(size, checksum=True)
+    for dtype in DTYPES:
+        for n in SIZES:
+            x = draw(dtype, n, rank)
+            expected = torch.empty(size * n, dtype=dtype)
+            if n:
+                dist.all_gather_single(bits(expected), bits(x))
+            out = torch.empty(size * n, dtype=dtype)
+            pending = cc.all_gather_single(out, x, async_op=True, codec=codec)
+            assert pending is not None
+            assert pending.wait()
+            assert pending.is_completed()
+            assert torch.equal(bits(out), bits(expected)), (dtype, n)
+            y = draw(dtype, n, 7)
+            z = y.clone() if rank == 1 else torch.zeros_like(y)
+            cc.broadcast(z, 1, codec=codec)
+            assert torch.equal(bits(z), bits(y))
+            if rank == 0:
+                cc.send(y, 1, codec=codec)
+            elif rank == 1:
+                z = torch.zeros_like(y)
+                assert cc.recv(z, 0, codec=codec) == 0
+                assert torch.equal(bits(z), bits(y))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for n in SIZES[1:]:
+            x = draw(dtype, size * n, rank)
+            parts = torch.empty((size, size * n), dtype=dtype)
+            dist.all_gather_single(bits(parts), bits(x))
+            total = plain_sum(parts, n)
+            mine = torch.empty(n, dtype=dtype)
+            cc.reduce_scatter_single(mine, x, codec=codec)
+            assert torch.equal(bits(mine), bits(total[rank * n : (rank + 1) * n])), (dtype, n)
+            reduced = x.clone()
+            cc.all_reduce(reduced, codec=codec)
+            if size == 2:
+                ours = x.clone()
+                dist.all_reduce(ours)
+                # Of which NaN a sum is, gloo and torch have their own views.
+                assert torch.equal(reduced.isnan(), ours.isnan())
+                assert torch.equal(bits(reduced.nan_to_num(0)), bits(ours.nan_to_num(0))), (dtype, n)
+            average = torch.empty(n, dtype=dtype)
+            cc.reduce_scatter_single(average, x, dist.ReduceOp.AVG, codec=codec)
+            assert torch.equal(bits(average), bits(mine / size))
+    for (name, _), traffic in codec.stats().items():
+        dtype = next(one for one, (known, _) in cc.DTYPES.items() if known == name)
+        if dtype in WIRE and traffic.raw_bytes:
+            assert traffic.wire_bytes < WIRE[dtype] * traffic.raw_bytes, (name, traffic)
+
+
+def plain_sum(parts: torch.Tensor, n: int) -> torch.Tensor:
+    """Add what all ranks have, part c from rank c - 1 down."""
+    size = parts.shape[0]
+    total = []
+    for c in range(size):
+        part = parts[:, c * n : (c + 1) * n]
+        one = part[(c - 1) % size]
+        for k in range(2, size + 1):
+            one = one + part[(c - k) % size]
+        total.append(one)
+    return torch.cat(total)
+
+
+def refusals(rank: int, size: int) -> None:
+    codec = learned(size)
+    x = torch.ones(8)
+    with pytest.raises(UsageError, match="16 elements"):
+        cc.all_gather_single(torch.empty(5), x, codec=codec)
+    with pytest.raises(UnsupportedError, match="float64"):
+        cc.all_reduce(x.double(), codec=codec)
+    with pytest.raises(UnsupportedError, match="SUM or AVG"):
+        cc.reduce_scatter_single(torch.empty(4), x, dist.ReduceOp.MAX, codec=codec)
+    with pytest.raises(UnsupportedError, match="host memory"):
+        cc.all_reduce(torch.empty(8, device="meta"), codec=codec)
+    with pytest.raises(UsageError, match="contiguous"):
+        cc.all_reduce(torch.zeros(4, 4).t(), codec=codec)
+    ids = [codec.books.id.hex(), codec.books.id.hex()]
+    if rank == 1:
+        families = {key: family for key, family in codec.books.families.items() if key[1] != "grad"}
+        codec.replace_books(CodebookSet(families))
+    mine = [codec.books.id.hex()] * size
+    dist.all_gather_object(mine, codec.books.id.hex())
+    assert ids[0] in mine
+    with pytest.raises(UnsupportedError) as refused:
+        cc.all_reduce(x, codec=codec)
+    assert all(one in str(refused.value) for one in mine)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 256))
+
+
+def steps(net: nn.Module, rank: int, n: int, after: Callable[[int], None] | None = None) -> torch.Tensor:
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(100 + rank)
+    for step in range(n):
+        x = torch.randn(64, 256, generator=generator)
+        optimizer.zero_grad()
+        F.mse_loss(net(x), x.roll(1, 1) * x).backward()
+        optimizer.step()
+        if after is not None:
+            after(step)
+    full = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in (q.detach() for q in net.parameters())]
+    return torch.cat([p.reshape(-1) for p in full])
+
+
+def ddp(rank: int, size: int) -> None:
+    plain = steps(DistributedDataParallel(model(), bucket_cap_mb=1), rank, 12)
+    coded = DistributedDataParallel(model(), bucket_cap_mb=1)
+    state = training.FixedHuffmanState(warmup_steps=2, check_every=4)
+    coded.register_comm_hook(state, training.fixed_huffman_hook)
+    found = steps(coded, rank, 12)
+    if size == 2:
+        assert torch.equal(bits(plain), bits(found))
+    traffic = state.codec.stats()["F32", "grad"]
+    assert state.is_warm
+    assert state.epoch >= 1
+    assert 0 < traffic.wire_bytes < 0.86 * traffic.raw_bytes
+    again = training.FixedHuffmanState()
+    again.load_state_dict(state.state_dict())
+    assert again.codec.books.id == state.codec.books.id
+    assert (again.step, again.epoch) == (state.step, state.epoch)
+
+
+def fsdp(rank: int, size: int) -> None:
+    def sharded(codec: TensorCodec | None) -> nn.Module:
+        net = model()
+        mesh = dist.init_device_mesh("cpu", (size,))
+        layers = [layer for layer in net if isinstance(layer, nn.Linear)]
+        for layer in (*layers, net):
+            fully_shard(layer, mesh=mesh)
+            if codec is not None:
+                layer.set_custom_all_gather(training.FixedHuffmanAllGather(codec))
+                layer.set_custom_reduce_scatter(training.FixedHuffmanReduceScatter(codec))
+        return net
+
+    plain = steps(sharded(None), rank, 6)
+    codec = TensorCodec(CodebookSet({}))
+    found = steps(sharded(codec), rank, 6, lambda step: training.agree(codec) if step == 1 else None)
+    if size == 2:
+        assert torch.equal(bits(plain), bits(found))
+    kinds = {kind: traffic for (_, kind), traffic in codec.stats().items()}
+    assert set(kinds) == {"weight", "grad"}
+    assert all(0 < traffic.wire_bytes < 0.86 * traffic.raw_bytes for traffic in kinds.values())
+
+
+def profiles(rank: int, size: int) -> None:
+    def batch(net: nn.Module) -> torch.Tensor:
+        x = torch.randn(64, 256, generator=torch.Generator().manual_seed(rank))
+        return F.mse_loss(net(x), x * x)
+
+    books, report = training.profile(model(), [batch, batch])
+    assert {kind for _, kind in books.families} == {"weight", "activation", "grad"}
+    ids: list[Any] = [None] * size
+    dist.all_gather_object(ids, books.id)
+    assert len(set(ids)) == 1
+    assert {one.kind for one in report} == {"weight", "activation", "grad"}
+    assert [one.regret_ppm for one in report] == sorted((one.regret_ppm for one in report), reverse=True)
+    large = [one for one in report if one.choice.sample_words == 4096]
+    assert np.median([one.regret_ppm for one in large]) < 20_000
