@@ -9,10 +9,12 @@ Source: Agrawal et al., arXiv 2601.10673, where one book codes one kind of tenso
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -31,6 +33,7 @@ RUNS, RUN_WORDS = 64, 64
 """A sample is 64 runs of 64 words."""
 WIDE_RUN_WORDS = 256
 """Of words that have no rare values, whole bytes of integers, a sample is four times as large."""
+SHIPPED = Path(__file__).with_name("books.json")
 SET_MAGIC: Final = b"BRVS"
 MAX_FAMILIES, MAX_BOOKS, MAX_NAME, MAX_BOOK_BYTES = 256, 256, 64, 1 << 12
 UNIT = 1 << 20
@@ -270,6 +273,15 @@ class CodebookSet:
             if counts:
                 families[dtype, kind] = learn(counts, k, step=layout.step, run_words=layout.run_words)
         return cls(families)
+
+    @classmethod
+    def shipped(cls) -> CodebookSet:
+        """Return the books that come with the package: of weights, in the dtypes of `LAYOUTS`."""
+        return cls.load(bytes.fromhex(json.loads(SHIPPED.read_bytes())["books"]))
+
+    def dump(self, provenance: Sequence[Mapping[str, str]]) -> bytes:
+        """Return the set as the package keeps it: JSON, with what it was learned from."""
+        return json.dumps({"provenance": list(provenance), "books": self.save().hex()}, indent=1).encode() + b"\n"
 
     @cached_property
     def id(self) -> bytes:

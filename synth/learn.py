@@ -1,9 +1,9 @@
-"""Learn the prior that ships with the package: ``python -m synth.learn OUT FILE...``.
+"""Learn what ships with the package: ``python -m synth.learn prior OUT FILE...``, or ``books``.
 
 Files are public checkpoints (``.pth`` of torch in both of its formats, ``.gguf``), given by their paths below
 the folder of their package, such as ``chgnet==0.4.2/chgnet/pretrained/...``; package, version and digest of
-each are recorded in the prior. Floats are also learned from as BF16, F16, F8_E4M3, I8 and as an upcast,
-since most archives hold those. Then come the generated tensors of `synth.structured`.
+each are recorded in what was learned. Floats are also learned from as BF16, F16, F8_E4M3, I8 and as an upcast,
+since most archives hold those. For the prior come the generated tensors of `synth.structured`.
 
 None of the files that the benchmarks measure may be among them.
 """
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.words import dtype_of
+from synth.books import LAYOUTS, RUN_WORDS, RUNS, CodebookSet, Counts, Family, sample_counts
 from synth.calibrate import TensorSample, learn
 from synth.options import SearchOptions
 from synth.structured import bf16, f16, f32, structured
@@ -34,6 +35,8 @@ MAX_WORDS = 1 << 19
 """Words taken from one tensor, in whole rows."""
 PER_FILE = 16
 """Tensors taken from one file in one dtype, spread over sizes."""
+BOOKS = 16
+"""Books of a dtype, and of integers twice as many: they have no exponents that a shift could bring together."""
 MIN_OFFERS = 8
 """Evidence of fewer offers is left out of what ships: it is most of the file, and tells little."""
 OPTIONS = SearchOptions(
@@ -251,9 +254,23 @@ def _spread(tensors: list[Any]) -> list[Any]:
     return chosen
 
 
+def learn_books(samples: list[TensorSample], provenance: list[dict[str, str]]) -> bytes:
+    """Return codebooks of weights of the dtypes that have books, as the package keeps them."""
+    counts: dict[str, list[Counts]] = {}
+    for sample in samples:
+        layout = LAYOUTS.get(sample.dtype or "")
+        if layout is not None and sample.words.size >= RUN_WORDS * RUNS:
+            counts.setdefault(sample.dtype or "", []).append(sample_counts(sample.words, layout))
+    families: dict[tuple[str, str], Family] = {}
+    for dtype, found in sorted(counts.items()):
+        n_books = BOOKS if LAYOUTS[dtype].step else 2 * BOOKS
+        families |= CodebookSet.learn({(dtype, "weight"): found}, k=n_books).families
+    return CodebookSet(families).dump(provenance)
+
+
 def main(arguments: list[str]) -> int:
-    """Learn a prior from the files named and write it."""
-    out, *names = arguments
+    """Learn a prior or books from the files named and write them."""
+    what, out, *names = arguments
     provenance: list[dict[str, str]] = []
     samples: list[TensorSample] = []
     for name in names:
@@ -262,6 +279,9 @@ def main(arguments: list[str]) -> int:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         provenance.append({"file": path.name, "package": package, "sha256": digest})
         samples += samples_of(path)
+    if what == "books":
+        Path(out).write_bytes(learn_books(samples, provenance))
+        return 0
     for seed, n_words in ((1, 1 << 18), (2, 1 << 13)):
         provenance.append({"generated": f"synth.structured seed {seed} words {n_words}"})
         samples += [

@@ -5,7 +5,8 @@ import pytest
 
 from operators.errors import ArchiveError
 from operators.kernels.huffman import limited_lengths
-from synth.books import LAYOUTS, CodebookSet, Counts, Layout, fit, learn, sample_counts
+from operators.words import Words
+from synth.books import LAYOUTS, CodebookSet, Counts, fit, learn, sample_counts
 from tests.checkpoints import path, read
 
 
@@ -17,11 +18,16 @@ def own_bits(counts: Counts) -> int:
     return int(ascending @ lengths) + 8 * ascending.size
 
 
-def planes(file: str, layout: Layout, dtype: type[np.unsignedinteger]) -> list[Counts]:
-    """Return counts of the whole coded plane of every tensor of a file."""
-    found = []
-    for tensor in read(path(file)).values():
-        words = np.frombuffer(tensor.data, dtype)
+def words_in(file: str, dtype: str) -> list[Words]:
+    """Return the tensors of a dtype in a file."""
+    container = {1: np.uint8, 2: np.uint16, 4: np.uint32}[LAYOUTS[dtype].word_bytes]
+    return [np.frombuffer(tensor.data, container) for tensor in read(path(file)).values() if tensor.dtype == dtype]
+
+
+def planes(file: str, dtype: str) -> list[Counts]:
+    """Return counts of the whole coded plane of every tensor of some size in a file."""
+    layout, found = LAYOUTS[dtype], []
+    for words in words_in(file, dtype):
         if words.size >= 4096:
             counts = np.zeros(256, np.int64)
             width = 8 * words.itemsize
@@ -80,20 +86,27 @@ def test_a_shift_follows_a_factor() -> None:
     assert fixed.bits > 1.5 * choice.bits
 
 
-@pytest.mark.parametrize(
-    ("dtype", "learned_from", "file", "most"),
-    [("BF16", "minilm-bf16", "minilm-bf16", 0.005), ("F32", "minilm-f32", "minilm-f32", 0.005)],
-)
-def test_loss_against_a_code_for_each_tensor(dtype: str, learned_from: str, file: str, most: float) -> None:
+FILES = [("minilm-bf16", "BF16"), ("minilm-f32", "F32"), ("wordllama-f16", "F16"), ("minilm-f8", "F8_E4M3")]
+
+
+@pytest.mark.parametrize(("file", "dtype"), FILES)
+def test_loss_against_a_code_for_each_tensor(file: str, dtype: str) -> None:
     layout = LAYOUTS[dtype]
-    words: type[np.unsignedinteger] = np.uint16 if layout.word_bytes == 2 else np.uint32
-    samples = [
-        sample_counts(np.frombuffer(tensor.data, words), layout) for tensor in read(path(learned_from)).values()
-    ]
-    family = learn([counts for counts in samples if counts.sum() >= 256], 16, step=layout.step)
-    counts = planes(file, layout, words)
-    fixed = sum(family.choose(one).bits for one in counts)
-    assert fixed <= (1 + most) * sum(map(own_bits, counts))
+    counts = planes(file, dtype)
+    own = sum(map(own_bits, counts))
+    shipped = CodebookSet.shipped().families[dtype, "weight"]
+    assert sum(shipped.choose(one).bits for one in counts) <= 1.005 * own
+    samples = [sample_counts(words, layout) for words in words_in(file, dtype) if words.size >= 256]
+    family = learn(samples, 16, step=layout.step)
+    assert sum(family.choose(one).bits for one in counts) <= 1.002 * own
+
+
+def test_loss_for_integers() -> None:
+    layout = LAYOUTS["I8"]
+    counts = planes("fracast-i8", "I8")
+    samples = [sample_counts(words, layout) for words in words_in("fracast-i8", "I8") if words.size >= 4096]
+    family = learn(samples, 32, run_words=layout.run_words)
+    assert sum(family.choose(one).bits for one in counts) <= 1.012 * sum(map(own_bits, counts))
 
 
 def test_samples_look_at_the_byte_that_is_coded() -> None:
