@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from tests.bench import compare, compared, files, memory, plots, sizes, speed, synthesis, targets
+from tests.bench import compare, compared, files, memory, plots, sizes, speed, synthesis, targets, training
 from tests.bench.report import Table, page, save
 from tests.bench.results import FILE, RESULTS, Results
 
@@ -20,10 +20,11 @@ TABLES: dict[str, Callable[[], Table | list[Table]]] = {
     "files": files.table,
     "search": synthesis.tables,
     "memory": memory.table,
+    "training": training.tables,
     "peers": sizes.measure_peers,
 }
 DEFAULT = ("sizes", "speed", "files", "search")
-"""What `make bench` measures unless told otherwise; `memory` writes 6 GB, `peers` and `compare` take long."""
+"""What `make bench` measures unless told otherwise; the others need torch (`training`), write 6 GB or take long."""
 
 
 def main(arguments: Sequence[str]) -> int:
