@@ -20,7 +20,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 .PHONY: demo test test-slow bench lint clean
 .DELETE_ON_ERROR:
 
-test: lint
+test: lint $(VENV)/.torch
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not serial" -q
 	$(BIN)/python -m pytest -m "serial and not slow" -q
 
@@ -45,9 +45,14 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
 	touch $@
 
+# Apart, so that `make demo` does without it.
+$(VENV)/.torch: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,torch]"
+	touch $@
+
 # zipnn's build script imports torch and numpy, so both come first and the build sees them.
-$(VENV)/.bench: $(VENV)/.test
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch setuptools wheel
+$(VENV)/.bench: $(VENV)/.torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation zipnn
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,bench]"
 	touch $@

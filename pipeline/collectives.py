@@ -167,7 +167,7 @@ class Channel:
         sizes = self.sizes(codec, [message.size])[:, 0].tolist()
         most = max(sizes)
         mine = torch.zeros(most, dtype=torch.uint8)
-        mine[: message.size] = torch.from_numpy(message)
+        mine.numpy()[: message.size] = message
         out = torch.empty(self.size * most, dtype=torch.uint8)
         work = dist.all_gather_single(out, mine, group=self.group, async_op=True)
         return Gathering(work, mine, out.numpy().reshape(self.size, most), sizes)

@@ -5,10 +5,12 @@ Needs the extra ``torch``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -38,12 +40,11 @@ def agree(codec: TensorCodec, group: Any = None, *, k: int = 8) -> None:
     channel = Channel.of(group)
 
     def work() -> None:
-        parts: list[dict[tuple[str, str], list[Counts]]] = [{} for _ in range(channel.size)]
-        dist.all_gather_object(parts, codec.samples(), group=channel.group)
+        mine = [[*key, np.array(counts).tolist()] for key, counts in codec.samples().items()]
         merged: dict[tuple[str, str], list[Counts]] = {}
-        for part in parts:
-            for key, counts in part.items():
-                merged.setdefault(key, []).extend(counts)
+        for message in channel.gather(codec, np.frombuffer(json.dumps(mine).encode(), np.uint8)).messages():
+            for dtype, kind, counts in json.loads(message.tobytes()):
+                merged.setdefault((dtype, kind), []).extend(np.array(counts, np.int64))
         kept = {key: family for key, family in codec.books.families.items() if key not in merged}
         codec.replace_books(CodebookSet({**kept, **CodebookSet.learn(merged, k=k).families}))
         channel.sizes(codec, [0])
