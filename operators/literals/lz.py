@@ -24,12 +24,16 @@ _COUNTED_BITS = 16
 """Words of up to so many bits are counted, wider ones byte by byte."""
 _FAST = {"strategy": zstandard.STRATEGY_DFAST, "hash_log": 17, "chain_log": 17}
 _FAIR = {"strategy": zstandard.STRATEGY_LAZY2, "hash_log": 16, "chain_log": 16, "search_log": 6, "target_length": 16}
-_KINDS = ((32 << 10, _FAIR), (2 << 20, _FAST), (1 << 62, {**_FAST, "enable_ldm": 1}))
+_BEST = {
+    "strategy": zstandard.STRATEGY_BTOPT, "hash_log": 13, "chain_log": 14, "search_log": 3, "target_length": 16,
+    "min_match": 3,
+}  # fmt: skip
+_KINDS = ((4 << 10, _BEST), (32 << 10, _FAIR), (2 << 20, _FAST), (1 << 62, {**_FAST, "enable_ldm": 1}))
 """How literals of up to so many bytes are searched, the largest for long matches far apart too.
 
-Measured on what LZ wins of real checkpoints: 20 ns a byte for the smallest, 8 ns for others, which take 3 to 8 %
-fewer bytes with the next better strategies and 4 to 10 times as long. As the parts above, revisions of the writer may
-change them.
+Measured on what LZ wins of real checkpoints: 80 ns a byte for the smallest, then 20 ns, 8 ns for others, which take 3
+to 8 % fewer bytes with the next better strategies and 4 to 10 times as long. As the parts above, revisions of the
+writer may change them.
 """
 _READ_BYTES = 128 << 10
 
@@ -120,16 +124,15 @@ def compressor_of(n_bytes: int) -> zstandard.ZstdCompressor:
 def _new_compressor(n_bytes: int) -> zstandard.ZstdCompressor:
     """Return a compressor that makes its window and tables as small as the literal allows.
 
-    Matches have four bytes and more: words of 32 bits that repeat one at a time are worth finding.
+    Matches have four bytes and more, but in the smallest: words of 32 bits that repeat one at a time are worth finding.
     """
     kind = next(kind for most, kind in _KINDS if n_bytes <= most)
     parameters = zstandard.ZstdCompressionParameters(
         window_log=MAX_WINDOW_LOG,
-        min_match=4,
         write_content_size=True,
         write_checksum=False,
         write_dict_id=False,
-        **kind,
+        **{"min_match": 4, **kind},
     )
     return zstandard.ZstdCompressor(compression_params=parameters)
 
