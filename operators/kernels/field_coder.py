@@ -41,6 +41,7 @@ from operators.kernels.rans import (
 )
 from operators.kernels.rans import encoding_table as rans_tables
 from operators.kernels.repeats import WIDE_WINDOW, repeats, window_of
+from operators.kernels.varints import MOST_BYTES, put_varint, take_varint
 
 UNDECIDED, RAW, BITPACK, HUFFMAN, RANS = 0, 64, 65, 66, 67
 """Codes of the encodings."""
@@ -49,7 +50,6 @@ OTHERWISE, NO_ROOM = -1, -2
 NARROW_BITS = 16
 """Bits of the widest field whose words are counted."""
 _SPARSE = 4  # a field of fewer words than one in so many of its values is sorted rather than counted in a table
-_VARINT_BYTES = 3  # of the bytes of a payload of one block, at most
 
 
 @kernel("symbols", "counts")
@@ -334,17 +334,6 @@ def _cut(words: Any, word_bytes: Any, shift: Any, width_bits: Any, out: Any) -> 
         split_field(words.view(np.uint64), shift, width_bits, out)
 
 
-@inlined
-def _put_varint(out: Any, at: Any, value: Any) -> Any:
-    """Write a varint; return the byte after it."""
-    while value > 127:
-        out[at] = (value & 127) | 128
-        value >>= 7
-        at += 1
-    out[at] = value
-    return at + 1
-
-
 @kernel("found", "out")
 def encode_fields(
     words: NDArray[np.uint8],
@@ -386,7 +375,7 @@ def encode_fields(
     """
     k = shifts.size
     n = words.size // word_bytes
-    first = head.size + _VARINT_BYTES * k + digest.size
+    first = head.size + MOST_BYTES * k + digest.size
     at = first
     if 0 < out.size < first:
         return NO_ROOM
@@ -416,7 +405,7 @@ def encode_fields(
     at = _put_bytes(out, first, head, head.size)
     for f in range(k):
         out[first + places[f]] = found[f]
-        at = _put_varint(out, at, found[k + f])
+        at = put_varint(out, at, found[k + f])
     _put_bytes(out, at, digest, digest.size)
     return first
 
@@ -539,20 +528,6 @@ def take_wide(payload: NDArray[np.uint8], width_bits: int, code: int, words: NDA
 
 
 @inlined
-def _take_varint(record: Any, at: Any) -> Any:
-    """Return a varint of up to 3 bytes and the byte after it; -1 where there is none, or a padded one."""
-    value, shift = np.int64(0), 0
-    while at < record.size and shift < 7 * _VARINT_BYTES:
-        byte = np.int64(record[at])
-        at += 1
-        value |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            return (value if byte > 0 or shift == 7 else np.int64(-1)), at
-    return np.int64(-1), at
-
-
-@inlined
 def _join(field: Any, shift: Any, word_bytes: Any, out: Any) -> None:
     """Put a narrow field into words of any width."""
     if word_bytes == 1:
@@ -597,7 +572,7 @@ def decode_fields(
     at = np.int64(start)
     total = np.int64(digest_bytes)
     for f in range(k):
-        sizes[f], at = _take_varint(record, at)
+        sizes[f], at = take_varint(record, at)
         if sizes[f] < 0:
             return -1
         total += sizes[f]

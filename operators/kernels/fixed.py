@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from operators.kernels.huffman import SPLIT_WORDS, STREAMS, decode_block, encode_block
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.memory import copy_bytes
+from operators.kernels.varints import put_varint, take_varint
 
 BLOCK_WORDS: Final = 1 << 17
 HEAD_BYTES: Final = 20
@@ -32,30 +33,6 @@ CHUNK: Final = 256
 """Words that are looked at together for escapes."""
 STREAM_BYTES: Final = 2
 """Most bytes that a word takes in a stream."""
-
-
-@inlined
-def _put(out: Any, at: Any, value: Any) -> Any:
-    while value > 127:
-        out[at] = (value & 127) | 128
-        value >>= 7
-        at += 1
-    out[at] = value
-    return at + 1
-
-
-@inlined
-def _take(payload: Any, at: Any) -> Any:
-    """Return a varint of at most 21 bits in its shortest form, and the byte after it, or -1."""
-    value, shift = np.int64(0), np.int64(0)
-    while at < payload.size and shift < 21:
-        byte = np.int64(payload[at])
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return (np.int64(-1), at) if byte == 0 and shift else (value, at)
-        shift += 7
-    return np.int64(-1), at
 
 
 @inlined
@@ -125,9 +102,9 @@ def encode_words(
         if 8 * n_escapes < block.size:
             sizes = np.zeros(STREAMS if block.size >= SPLIT_WORDS else 1, np.int64)
             n_coded = encode_block(block, table, streams, scratch, sizes)
-            at = _put(out, end, np.int64(2 + n_escapes))
+            at = put_varint(out, end, np.int64(2 + n_escapes))
             for k in range(sizes.size):
-                at = _put(out, at, sizes[k])
+                at = put_varint(out, at, sizes[k])
             if at - end + n_coded + n_escapes * item <= n_bytes:
                 copy_bytes(out, at, streams, 0, n_coded)
                 at += n_coded
@@ -199,7 +176,7 @@ def decode_words(
     for start in range(0, words.size, BLOCK_WORDS):
         block = words[start : start + BLOCK_WORDS]
         begin, n_bytes = start * item, block.size * item
-        head, at = _take(payload, at)
+        head, at = take_varint(payload, at)
         if head < 0 or head - 2 > block.size:
             return -1
         if head < 2:
@@ -222,7 +199,7 @@ def decode_words(
         starts = np.empty(n_streams + 1, np.int64)
         total = np.int64(0)
         for k in range(n_streams):
-            size, at = _take(payload, at)
+            size, at = take_varint(payload, at)
             if size < 0:
                 return -1
             starts[k] = total

@@ -7,7 +7,7 @@ left out is reading, writing packs, and the commit.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -28,9 +28,10 @@ from pipeline.plan import make_plan
 from pipeline.rows import Row
 from pipeline.segments import layout_of
 from pipeline.store import open_source
-from pipeline.tasks import Encoder, record_room, search_segment
+from pipeline.tasks import Encoder, record_room
 from synth.options import SearchOptions
 from synth.prior import Prior
+from synth.roles import Roles
 from tests.bench.report import cpu_seconds
 from tests.processes import ROOT
 
@@ -203,9 +204,10 @@ def decompress(records: Sequence[Record], targets: Sequence[NDArray[np.uint8]]) 
 
 
 def search_share(checkpoint: Checkpoint) -> float | None:
-    """Return the part of the CPU time of compressing tensors of `LARGE_BYTES` and up that their searches take.
+    """Return the part of the CPU time of compressing tensors of `LARGE_BYTES` and up that choosing programs takes.
 
-    None where there is no such tensor. Verification is off, so that the part is as large as it can be.
+    Searches, and recalling programs that calibration or an earlier tensor has found. None where there is no such
+    tensor. Verification is off, so that the part is as large as it can be.
     """
     large: dict[tuple[str, str], list[tuple[Row, memoryview]]] = {}
     for row, data in (pair for task in checkpoint.segments for pair in task):
@@ -215,8 +217,20 @@ def search_share(checkpoint: Checkpoint) -> float | None:
     if not large:
         return None
     only = replace(checkpoint, segments=list(large.values()))
-    with unverified():
+    chosen_s: list[float] = []
+
+    def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            seconds, result = cpu_seconds(lambda: method(*args))
+            chosen_s.append(seconds)
+            return result
+
+        return run
+
+    with (
+        unverified(),
+        mock.patch.object(Roles, "search", timed(Roles.search)),
+        mock.patch.object(Roles, "recall", timed(Roles.recall)),
+    ):
         total, _ = cpu_seconds(lambda: compress(only, verify=False))
-        options, prior = checkpoint.recipe.synth, checkpoint.prior
-        search, _ = cpu_seconds(lambda: [search_segment(*rows[0], options, prior) for rows in large.values()])
-    return search / total
+    return sum(chosen_s) / total

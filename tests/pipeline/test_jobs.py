@@ -393,10 +393,10 @@ def test_a_sabotaged_decoder_is_noticed_before_the_put(
     source: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     """T14: words that decode wrongly are stored as plain bytes, with an alarm."""
-    from operators import fields
+    from operators.kernels.field_coder import decode_fields
     from operators.ops.merge import Merge
 
-    source_of, in_one_call = Merge.source, fields.decode_fields
+    source_of = Merge.source
 
     class Wrong:
         whole = False
@@ -409,14 +409,14 @@ def test_a_sabotaged_decoder_is_noticed_before_the_put(
             out[:1] ^= 1
 
     def wrong(*args: Any) -> Any:
-        start = in_one_call(*args)
+        start = decode_fields(*args)
         shifts, out = args[4], args[-1]
         if len(shifts) > 1:
             out[:1] ^= 1
         return start
 
     monkeypatch.setattr(Merge, "source", lambda self, children, stream: Wrong(source_of(self, children, stream)))
-    monkeypatch.setattr(fields, "decode_fields", wrong)
+    monkeypatch.setattr("operators.fields.decode_fields", wrong)
     ran = Ran(capsys, "archive", source, tmp_path / "archive", *QUICK)
     assert ran.code == 0
     assert "decode_mismatch" in {item["reason"] for item in ran.json["warnings"]}
