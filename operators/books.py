@@ -21,8 +21,9 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from operators.base import BLOCK_WORDS
 from operators.errors import FormatError, UnsupportedError
-from operators.kernels.fixed import BLOCK_WORDS, HEAD_BYTES, STREAM_BYTES, decode_words, encode_words
+from operators.kernels.fixed import HEAD_BYTES, STREAM_BYTES, decode_words, encode_words
 from operators.kernels.huffman import canonical_codes, decoding_tables, encoding_table
 from operators.words import Bytes, Words, container
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from operators import limits
 from operators.base import Stream
+from operators.books import ID_BYTES
 from operators.errors import FormatError, LimitError, UnsupportedError
 from operators.program import Node, put_program, take_program
 from operators.wire import Reader, put_varint
@@ -28,7 +29,6 @@ PACK_END_MAGIC = b"BRVE"
 PACK_HEADER_BYTES = 8
 PACK_FOOTER_BYTES = 20
 DIGEST_BYTES = 32
-BOOK_ID_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def take_program_head(reader: Reader) -> tuple[Stream, tuple[bytes, ...], Node]:
     if width_bits not in (8, 16, 32, 64):
         raise FormatError("words of 8, 16, 32 or 64 bits", str(width_bits), f"@{reader.position - 1}")
     stream = Stream(width_bits, reader.varint(limits.SEGMENT_BYTES * 8 // width_bits))
-    book_ids = tuple(bytes(reader.take(BOOK_ID_BYTES)) for _ in range(reader.varint(limits.PROGRAM_LITERALS)))
+    book_ids = tuple(bytes(reader.take(ID_BYTES)) for _ in range(reader.varint(limits.PROGRAM_LITERALS)))
     return stream, book_ids, _program(bytes(reader.take(reader.varint(limits.PROGRAM_BYTES))))
 
 

@@ -119,7 +119,6 @@ class FixedHuffmanState:
 def fixed_huffman_hook(state: FixedHuffmanState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average the gradients of a bucket; for `DistributedDataParallel.register_comm_hook`."""
     tensor = bucket.buffer().div_(dist.get_world_size(state.process_group))
-    is_last = bucket.is_last()
     if state.is_warm and tensor.dtype in DTYPES:
         pending = all_reduce(tensor, group=state.process_group, async_op=True, codec=state.codec, kind=state.kind)
     else:
@@ -128,7 +127,7 @@ def fixed_huffman_hook(state: FixedHuffmanState, bucket: dist.GradBucket) -> tor
         channel = Channel.of(state.process_group)
         pending = channel.run(lambda: dist.all_reduce(tensor, group=channel.group), tensor, async_op=True)
     assert pending is not None
-    if is_last:
+    if bucket.is_last():
         state.end_step()
     future: torch.futures.Future[torch.Tensor] = pending.get_future()
     return future

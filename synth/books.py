@@ -94,13 +94,10 @@ class Family:
     step : int
         Words may be those of the books plus a multiple of this: what a factor of 2 adds to words with exponents. 0
         where they may not.
-    run_words : int
-        Words of a run of a sample.
     """
 
     books: tuple[Book, ...]
     step: int
-    run_words: int = RUN_WORDS
 
     @cached_property
     def _costs(self) -> NDArray[np.int32]:
@@ -139,7 +136,7 @@ def fit(counts: Counts) -> Book:
     return min(books, key=lambda book: int(counts @ book.costs))
 
 
-def learn(samples: Sequence[Counts], n_books: int, *, step: int = 0, run_words: int = RUN_WORDS) -> Family:
+def learn(samples: Sequence[Counts], n_books: int, *, step: int = 0) -> Family:
     """Return a family of up to `n_books` books for words like those of the samples.
 
     Parameters
@@ -148,11 +145,9 @@ def learn(samples: Sequence[Counts], n_books: int, *, step: int = 0, run_words: 
         Counts of words of one tensor each, none without words.
     n_books : int
     step : int
-    run_words : int
-        As for `Family`.
     """
     parts = np.stack([counts * UNIT // int(counts.sum()) for counts in samples])
-    family = Family((fit(parts.sum(axis=0)),), step, run_words)
+    family = Family((fit(parts.sum(axis=0)),), step)
     choices = [family.choose(part) for part in parts]
     own = [fit(part) for part in parts]
     own_bits = [int(part @ book.costs) for part, book in zip(parts, own, strict=True)]
@@ -161,11 +156,11 @@ def learn(samples: Sequence[Counts], n_books: int, *, step: int = 0, run_words: 
         worst = max(range(len(parts)), key=losses.__getitem__)
         if losses[worst] * 1_000_000 < own_bits[worst] * LEAST_LOSS_PPM:
             break
-        family = Family((*family.books, own[worst]), step, run_words)
+        family = Family((*family.books, own[worst]), step)
         for _ in range(REFINEMENTS):
             choices = [family.choose(part) for part in parts]
             books = [_refit(parts, choices, index, book) for index, book in enumerate(family.books)]
-            family = Family(tuple(dict.fromkeys(books)), step, run_words)
+            family = Family(tuple(dict.fromkeys(books)), step)
         choices = [family.choose(part) for part in parts]
     return family
 
@@ -271,7 +266,7 @@ class CodebookSet:
             layout = LAYOUTS[dtype]
             counts = [one for one in samples[dtype, kind] if one.any()]
             if counts:
-                families[dtype, kind] = learn(counts, k, step=layout.step, run_words=layout.run_words)
+                families[dtype, kind] = learn(counts, k, step=layout.step)
         return cls(families)
 
     @classmethod
@@ -330,6 +325,6 @@ class CodebookSet:
             if not len(books) or any(book.width_bits != 8 for book in books):
                 raise FormatError("books of bytes", "others", f"{dtype} {kind}")
             layout = LAYOUTS[dtype]
-            families[dtype, kind] = Family(tuple(books), layout.step, layout.run_words)
+            families[dtype, kind] = Family(tuple(books), layout.step)
         reader.end()
         return cls(families)

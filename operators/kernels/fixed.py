@@ -21,12 +21,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from operators.base import BLOCK_WORDS
 from operators.kernels.huffman import SPLIT_WORDS, STREAMS, decode_block, encode_block
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.memory import copy_bytes
 from operators.kernels.varints import put_varint, take_varint
 
-BLOCK_WORDS: Final = 1 << 17
 HEAD_BYTES: Final = 20
 """Most bytes of a block before its streams: five varints of at most 2**18."""
 CHUNK: Final = 256

@@ -10,9 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from operators.base import BLOCK_WORDS
 from operators.books import Book, Books, room
 from operators.errors import ArchiveError, FormatError, UnsupportedError
-from operators.kernels.fixed import BLOCK_WORDS, HEAD_BYTES
+from operators.kernels.fixed import HEAD_BYTES
 from operators.words import Words, container
 from synth.books import fit
 

@@ -4,18 +4,10 @@ import numpy as np
 import pytest
 
 from operators.errors import ArchiveError
-from operators.kernels.huffman import limited_lengths
 from operators.words import Words
 from synth.books import LAYOUTS, CodebookSet, Counts, fit, learn, sample_counts
+from tests.bench.training import huffman_bits, plane
 from tests.checkpoints import path, read
-
-
-def own_bits(counts: Counts) -> int:
-    """Bits of a Huffman code made for these counts, and of its table at a byte a word."""
-    ascending = np.sort(counts[counts > 0])
-    lengths = np.empty_like(ascending)
-    limited_lengths(ascending, 12, lengths)
-    return int(ascending @ lengths) + 8 * ascending.size
 
 
 def words_in(file: str, dtype: str) -> list[Words]:
@@ -26,16 +18,8 @@ def words_in(file: str, dtype: str) -> list[Words]:
 
 def planes(file: str, dtype: str) -> list[Counts]:
     """Return counts of the whole coded plane of every tensor of some size in a file."""
-    layout, found = LAYOUTS[dtype], []
-    for words in words_in(file, dtype):
-        if words.size >= 4096:
-            counts = np.zeros(256, np.int64)
-            width = 8 * words.itemsize
-            wide = words.astype(np.uint64)
-            rotated = (wide << np.uint64(layout.rotate)) | (wide >> np.uint64(width - layout.rotate))
-            np.add.at(counts, (rotated >> np.uint64(width - 8) & np.uint64(255)).astype(np.int64), 1)
-            found.append(counts)
-    return found
+    tensors = [words for words in words_in(file, dtype) if words.size >= 4096]
+    return [np.bincount(plane(words, dtype), minlength=256) for words in tensors]
 
 
 def test_fit_is_a_huffman_code_with_an_escape() -> None:
@@ -44,7 +28,7 @@ def test_fit_is_a_huffman_code_with_an_escape() -> None:
     counts[7] = 3
     book = fit(counts)
     assert book.costs[7] > 8  # escaped: a code of its own would cost the others more
-    assert int(counts @ book.costs) < 1.002 * own_bits(counts)
+    assert int(counts @ book.costs) < 1.002 * huffman_bits(counts)
     one = np.zeros(256, np.int64)
     one[255] = 10
     assert fit(one).costs[255] == 1
@@ -68,7 +52,7 @@ def test_a_family_finds_the_kinds_that_there_are() -> None:
     family = learn(samples, 8)
     assert 3 <= len(family.books) <= 8
     for counts in samples:
-        assert family.choose(counts).bits < 1.03 * own_bits(counts)
+        assert family.choose(counts).bits < 1.03 * huffman_bits(counts)
     assert learn(samples, 8) == family
 
 
@@ -93,7 +77,7 @@ FILES = [("minilm-bf16", "BF16"), ("minilm-f32", "F32"), ("wordllama-f16", "F16"
 def test_loss_against_a_code_for_each_tensor(file: str, dtype: str) -> None:
     layout = LAYOUTS[dtype]
     counts = planes(file, dtype)
-    own = sum(map(own_bits, counts))
+    own = sum(map(huffman_bits, counts))
     shipped = CodebookSet.shipped().families[dtype, "weight"]
     assert sum(shipped.choose(one).bits for one in counts) <= 1.005 * own
     samples = [sample_counts(words, layout) for words in words_in(file, dtype) if words.size >= 256]
@@ -105,8 +89,8 @@ def test_loss_for_integers() -> None:
     layout = LAYOUTS["I8"]
     counts = planes("fracast-i8", "I8")
     samples = [sample_counts(words, layout) for words in words_in("fracast-i8", "I8") if words.size >= 4096]
-    family = learn(samples, 32, run_words=layout.run_words)
-    assert sum(family.choose(one).bits for one in counts) <= 1.012 * sum(map(own_bits, counts))
+    family = learn(samples, 32)
+    assert sum(family.choose(one).bits for one in counts) <= 1.012 * sum(map(huffman_bits, counts))
 
 
 def test_samples_look_at_the_byte_that_is_coded() -> None:
