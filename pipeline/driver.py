@@ -25,6 +25,7 @@ from pipeline.canonical import digest_of_json
 from pipeline.commit import Draft, adopt_plan, adopt_prior, commit, find_base, find_receipts, is_unchanged
 from pipeline.executors import Executor
 from pipeline.lint import lint
+from pipeline.meters import count
 from pipeline.plan import Finding, Plan, make_plan, select
 from pipeline.progress import Progress
 from pipeline.rows import Row
@@ -174,6 +175,7 @@ class ArchiveRun:
                 failed += [Failed.of(part.info.key, outcome.error) for part in task.parts]
                 continue
             rows += receipt.rows
+            count("brevis_stored_bytes", sum({row.pack: row.pack_bytes or 0 for row in receipt.rows}.values()))
             failed += [Failed.of(key, error) for key, error in receipt.failures]
             summary.verified += len(receipt.rows)
             summary.warnings += [Finding(where, "decode_mismatch", "stored as plain bytes") for where in receipt.alarms]

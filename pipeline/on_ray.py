@@ -21,10 +21,12 @@ from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayError
+from ray.util.metrics import Counter
 
 from configs.loader import format_bytes
 from operators.errors import ArchiveError, InternalError, UsageError
 from pipeline.executors import Job, Outcome, attempt, collect_seldom, may_retry
+from pipeline.meters import METERS, count, publish
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -48,6 +50,7 @@ class Worker:
 
     def __init__(self, job: Job[Any, Any]) -> None:
         collect_seldom()
+        _publish_metrics()
         self._job = job
         self._work: Callable[[Any], Any] | None = None
 
@@ -124,8 +127,10 @@ class RayExecutor:
                         if outcome is None:
                             waiting.appendleft((item, tries))
                         elif outcome.error is not None and may_retry(outcome.error) and tries < self.retries:
+                            count("brevis_retries")
                             waiting.append((item, tries + 1))
                         else:
+                            count("brevis_tasks", outcome="done" if outcome.error is None else "failed")
                             yield outcome
                 staff.tell_of_waiting()
         finally:
@@ -289,6 +294,12 @@ def _look(address: str) -> None:
             raise UsageError("a running Ray cluster", str(error), f"--ray {address}", "check the address") from error
 
 
+def _publish_metrics() -> None:
+    """Let Ray export what this process counts."""
+    counters = {name: Counter(name, text, labels) for name, (text, labels) in METERS.items()}
+    publish(lambda name, amount, labels: counters[name].inc(amount, dict(labels)) if amount > 0 else None)
+
+
 def connect(address: str) -> int:
     """Connect this process to a running cluster, once; the number of its CPUs.
 
@@ -307,6 +318,7 @@ def connect(address: str) -> int:
         except (ConnectionError, ValueError, RuntimeError, RayError) as error:
             found = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise UsageError("a running Ray cluster", found, f"--ray {address}", step) from error
+        _publish_metrics()
     n_cpus = int(ray.cluster_resources().get("CPU", 0))
     if not n_cpus:
         raise UsageError("a cluster with CPUs", "none", f"--ray {address}", "add a node")

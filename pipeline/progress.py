@@ -9,6 +9,8 @@ from typing import Self
 
 from tqdm import tqdm
 
+from pipeline.meters import count
+
 
 class Progress:
     """Counts source bytes that are done.
@@ -59,6 +61,7 @@ class Progress:
     def add(self, n_bytes: int) -> None:
         """Count `n_bytes` more."""
         self.done_bytes += n_bytes
+        count("brevis_source_bytes", n_bytes, command=self.title)
         if self._bar is not None:
             self._bar.update(n_bytes)
         elif self.shown and time.monotonic() - self._last_line >= self.interval_seconds:

@@ -23,6 +23,7 @@ from operators.run import Encoded, digest_of, encode, execute
 from operators.words import Bytes, Words, dtype_of, words_of
 from pipeline.commit import adopt_receipt, find_receipt
 from pipeline.executors import may_retry
+from pipeline.meters import timed
 from pipeline.packs import PackSpool, pack_index, pack_key
 from pipeline.plan import Part, Task
 from pipeline.rows import Row
@@ -264,7 +265,8 @@ class TaskWorker:
             rows = [row for row in rows if row.file not in failures]
             digest = pack.finish(pack_index(rows))
             if rows:
-                self._archive.put(pack_key(digest), pack.path)
+                with timed("store"):
+                    self._archive.put(pack_key(digest), pack.path)
         self._idle.append(memory)
         rows = [
             replace(row, stored_digest=pack.digests[row.pack_offset or 0], pack=digest, pack_bytes=pack.n_bytes)
@@ -294,7 +296,8 @@ class TaskWorker:
             assert row.digest is not None
             first = known.get(row.digest)
             if first is None:
-                encoded, expansions = self._encoder.record(row, data, pack.room(record_room(len(data))))
+                with timed("encode"):
+                    encoded, expansions = self._encoder.record(row, data, pack.room(record_room(len(data))))
                 offset, n_bytes = pack.add(encoded.record), len(encoded.record)
                 stored = replace(
                     row,
@@ -349,7 +352,8 @@ def read_segments(source: SourceStore, part: Part, room: Room | None = None) -> 
 def _read(source: SourceStore, part: Part, window: list[tuple[int, int]], room: Room | None) -> Buffers:
     if room is not None:
         room.clear()
-    return source.get_ranges(part.info, window, room)
+    with timed("read"):
+        return source.get_ranges(part.info, window, room)
 
 
 def search_segment(row: Row, data: Bytes, options: SearchOptions, prior: Prior) -> Synthesis:

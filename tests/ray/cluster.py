@@ -32,6 +32,8 @@ FAST_LOSS = {
     "RAY_health_check_initial_delay_ms": "500",
 }
 """A lost node is noticed after about a second instead of fourteen."""
+METRICS = {"RAY_metrics_report_interval_ms": "500"}
+"""Instead of ten seconds."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,15 @@ class Cluster:
         What a client of it needs in its environment.
     pids : list of int
         Of the two nodes, the head first.
+    metrics : list of str
+        Where Prometheus would look, one address for each node.
     """
 
     address: str
     dashboard: str
     env: Mapping[str, str]
     pids: list[int]
+    metrics: list[str]
 
     def workers(self, title: str = "ray::Worker") -> list[int]:
         """Process ids of the workers of this cluster whose title starts so."""
@@ -91,11 +96,13 @@ def two_nodes(env: Mapping[str, str], cpus_per_node: int = 1) -> Iterator[Cluste
     client["PYTHONPATH"] = str(ROOT)  # as if the package, and the jobs of the tests, were installed on every node
     client["PATH"] = f"{Path(sys.executable).parent}:{client.get('PATH', '')}"  # jobs run `python` by its name
     client.pop("RAY_ADDRESS", None)
-    port, dashboard_port = free_port(), free_port()
+    port, dashboard_port, metrics_ports = free_port(), free_port(), [free_port(), free_port()]
     common = ["--block", f"--num-cpus={cpus_per_node}", f"--object-store-memory={OBJECT_STORE_BYTES}"]
     head = ["--head", "--node-ip-address=127.0.0.2", f"--port={port}", f"--temp-dir={folder}/ray"]
     head += ["--dashboard-host=127.0.0.2", f"--dashboard-port={dashboard_port}", "--include-dashboard=true"]
+    head.append(f"--metrics-export-port={metrics_ports[0]}")
     second = [f"--address=127.0.0.2:{port}", "--node-ip-address=127.0.0.3"]
+    second.append(f"--metrics-export-port={metrics_ports[1]}")
     dashboard = f"http://127.0.0.2:{dashboard_port}"
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -105,7 +112,7 @@ def two_nodes(env: Mapping[str, str], cpus_per_node: int = 1) -> Iterator[Cluste
             agent = f"--dashboard-agent-listen-port={free_port()}"
             command = [RAY, "start", *arguments, *common, agent, "--disable-usage-stats"]
             node = subprocess.Popen(
-                command, env={**client, **FAST_LOSS}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                command, env={**client, **FAST_LOSS, **METRICS}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True, cwd=folder,
             )  # fmt: skip
             stack.callback(_end, node)
@@ -116,7 +123,8 @@ def two_nodes(env: Mapping[str, str], cpus_per_node: int = 1) -> Iterator[Cluste
         other = start("second", second)
         log = folder / "second.log"
         _wait(lambda: "Ray runtime started" in log.read_text(errors="replace"), other, log)
-        yield Cluster(f"127.0.0.2:{port}", dashboard, client, [first.pid, other.pid])
+        metrics = [f"http://127.0.0.{host}:{port}/metrics" for host, port in zip((2, 3), metrics_ports, strict=True)]
+        yield Cluster(f"127.0.0.2:{port}", dashboard, client, [first.pid, other.pid], metrics)
 
 
 def _title(pid: int) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.store import Store, open_store
 from tests.processes import ROOT, brevis
@@ -135,6 +137,33 @@ def test_archive_and_restore_as_jobs(
     assert json.loads(verified.stdout)["verified"] == archived["segments"]
     again = brevis("archive", server.url("source"), server.url("two"), *ray, *OPTIONS, env=cluster.env)
     assert json.loads(again.stdout)["unchanged"]
+
+
+def test_metrics_are_there_for_prometheus(
+    cluster: Cluster, server: S3Server, bucket: Store, checkpoint: dict[str, bytes]
+) -> None:
+    def counted(metric: str, **labels: str) -> float:
+        """Sum a counter over the nodes, over all jobs so far."""
+        return sum(
+            sample.value
+            for url in cluster.metrics
+            for family in text_string_to_metric_families(urllib.request.urlopen(url, timeout=10).read().decode())
+            for sample in family.samples
+            if sample.name == f"ray_{metric}_total" and labels.items() <= sample.labels.items()
+        )
+
+    assert bucket.list("source/")
+    before = counted("brevis_source_bytes", command="archive")
+    arguments = ("archive", server.url("source"), server.url("metered"), "--ray", cluster.address, *OPTIONS)
+    brevis(*arguments, env=cluster.env)
+    n_bytes = sum(map(len, checkpoint.values()))
+    deadline = time.monotonic() + 30
+    while counted("brevis_source_bytes", command="archive") < before + n_bytes and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert counted("brevis_source_bytes", command="archive") == before + n_bytes
+    assert counted("brevis_tasks", outcome="done") >= 60
+    assert 0 < counted("brevis_stored_bytes") < 10 * n_bytes
+    assert all(counted("brevis_stage_seconds", stage=stage) > 0 for stage in ("read", "encode", "store"))
 
 
 def test_a_worker_killed_midway_changes_nothing(
