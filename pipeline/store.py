@@ -22,7 +22,7 @@ import os
 import re
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, Self, TypeAlias
@@ -43,6 +43,7 @@ SPOOL_PREFIX, SPOOL_SUFFIX = ".brevis-", ".part"
 """Names of files that are no objects yet; no listing shows them."""
 
 Listing: TypeAlias = "list[ObjectInfo]"
+Leftovers: TypeAlias = "list[Dated]"
 Buffers: TypeAlias = list[memoryview]
 Range: TypeAlias = tuple[int, int]
 
@@ -68,6 +69,27 @@ class ObjectInfo:
     n_bytes: int
     etag: str
     version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dated:
+    """An object, or what a writer began and never published, with its age.
+
+    Attributes
+    ----------
+    key : str
+    n_bytes : int
+        Size; 0 where the store does not say.
+    written : int
+        When, in seconds since 1970 by the clock of the store; for an upload, when it began.
+    upload : str
+        Id of an upload in parts; empty otherwise.
+    """
+
+    key: str
+    n_bytes: int
+    written: int
+    upload: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +233,19 @@ class Store(SourceStore, Protocol):
         """
 
     def delete(self, key: str) -> None:
-        """Remove an object; absent is fine. Only for a caller's own probes and files it may overwrite."""
+        """Remove an object; absent is fine. Only for a caller's own probes, files it may overwrite, prune and gc."""
+
+    def now(self) -> int:
+        """Return the time by the clock that dates the objects, in seconds since 1970."""
+
+    def dated(self, prefix: str = "") -> Iterator[Dated]:
+        """Yield every object whose key starts with `prefix`, in any order, with the time of its last write."""
+
+    def unfinished(self) -> Leftovers:
+        """Return what writers began and did not publish: no listing shows it, and it takes room."""
+
+    def discard(self, left: Dated) -> None:
+        """Remove one item of `unfinished`; gone is fine."""
 
     def refused_keys(self, keys: Sequence[str]) -> dict[str, PathError]:
         """Which of `keys` this store cannot hold, each with its reason, before anything is written."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import fsspec.core
@@ -17,6 +19,8 @@ import fsspec.core
 from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError
 from pipeline.store import (
     Buffers,
+    Dated,
+    Leftovers,
     Listing,
     ObjectInfo,
     ObjectWriter,
@@ -33,6 +37,7 @@ from pipeline.store import (
 )
 
 _TOKENS = ("ETag", "etag", "sha256", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 _SPOOL_BYTES = 16 << 20
 
 
@@ -197,6 +202,36 @@ class FsspecStore(StoreBase, FsspecSource):
         files, _ = self._connected()
         with contextlib.suppress(NotFoundError), _typed(key):
             files.rm_file(self._full(key))
+
+    def now(self) -> int:
+        """See `Store.now`: that of this machine, as fsspec tells no other."""
+        return int(time.time())
+
+    def dated(self, prefix: str = "") -> Iterator[Dated]:
+        """See `Store.dated`.
+
+        Raises
+        ------
+        StoreError
+            The file system does not tell when a file was written.
+        """
+        files, _ = self._connected()
+        for info in self.list(prefix):
+            with _typed(info.key):
+                found = files.info(self._full(info.key))
+            written = next((found[name] for name in _TIMES if found.get(name) is not None), None)
+            if isinstance(written, datetime):
+                written = written.replace(tzinfo=written.tzinfo or UTC).timestamp()
+            if not isinstance(written, int | float):
+                raise StoreError("a time of writing", f"{written!r}", info.key, "keep the archive in S3 or in a folder")
+            yield Dated(info.key, info.n_bytes, int(written))
+
+    def unfinished(self) -> Leftovers:
+        """See `Store.unfinished`: whole puts leave nothing that could be seen."""
+        return []
+
+    def discard(self, left: Dated) -> None:
+        """See `Store.discard`."""
 
     def refused_keys(self, keys: Sequence[str]) -> dict[str, PathError]:
         """See `Store.refused_keys`."""

@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from pipeline.store import (
     SPOOL_PREFIX,
     SPOOL_SUFFIX,
     Buffers,
+    Dated,
+    Leftovers,
     Listing,
     ObjectInfo,
     ObjectWriter,
@@ -219,6 +222,33 @@ class LocalStore(StoreBase, LocalSource):
         """See `Store.delete`."""
         with contextlib.suppress(NotFoundError), _typed(key):
             Path(self._path(key)).unlink()
+
+    def now(self) -> int:
+        """See `Store.now`: that of this machine, which dates its files."""
+        return int(time.time())
+
+    def dated(self, prefix: str = "") -> Iterator[Dated]:
+        """See `Store.dated`."""
+        for info in self.list(prefix):
+            with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+                yield Dated(info.key, info.n_bytes, int(Path(self._path(info.key)).stat().st_mtime))
+
+    def unfinished(self) -> Leftovers:
+        """See `Store.unfinished`: the files of `spool` and of writers that were killed."""
+        found = []
+        for folder, _, names in os.walk(self._scope.folder):
+            for name in names:
+                if name.startswith(SPOOL_PREFIX) and name.endswith(SPOOL_SUFFIX):
+                    path = Path(folder, name)
+                    with contextlib.suppress(FileNotFoundError):
+                        status = path.stat()
+                        key = str(path.relative_to(self._scope.folder))
+                        found.append(Dated(key, status.st_size, int(status.st_mtime)))
+        return found
+
+    def discard(self, left: Dated) -> None:
+        """See `Store.discard`."""
+        self.delete(left.key)
 
     def refused_keys(self, keys: Sequence[str]) -> dict[str, PathError]:
         """See `Store.refused_keys`."""

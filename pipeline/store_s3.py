@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 import fsspec.asyn
@@ -32,6 +33,8 @@ from operators.errors import (
 from pipeline.store import (
     MAX_REQUEST_BYTES,
     Buffers,
+    Dated,
+    Leftovers,
     Listing,
     ObjectInfo,
     ObjectWriter,
@@ -199,14 +202,16 @@ class S3Source:
         raise StoreError(f"{n_bytes} bytes", reason, key, "check the network and run again")
 
     def _list(self, prefix: str, folder: str, limit: int | None = None) -> Listing:
-        found: Listing = []
+        entries = self._entries(prefix, limit)
+        return [ObjectInfo(entry["Key"][len(folder) :], entry["Size"], entry["ETag"]) for entry in entries]
+
+    def _entries(self, prefix: str, limit: int | None = None) -> Iterator[Mapping[str, Any]]:
         request: dict[str, Any] = {"Prefix": prefix} | ({"MaxKeys": limit} if limit else {})
         while True:
             answer = self._run(self._request("list_objects_v2", self.url, request))
-            for entry in answer.get("Contents", []):
-                found.append(ObjectInfo(entry["Key"][len(folder) :], entry["Size"], entry["ETag"]))
+            yield from answer.get("Contents", [])
             if limit or not answer.get("IsTruncated"):
-                return found
+                return
             request["ContinuationToken"] = answer["NextContinuationToken"]
 
     def _resolved(self) -> Scope:
@@ -327,6 +332,39 @@ class S3Store(StoreBase, S3Source):
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
         self._call("delete_object", key)
+
+    def now(self) -> int:
+        """See `Store.now`: the ``Date`` of an answer."""
+        answer = self._run(self._request("list_objects_v2", self.url, {"Prefix": self._full(""), "MaxKeys": 1}))
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        if date is None:
+            raise StoreError("an answer with a date", "none", self.url, "check the endpoint")
+        return int(parsedate_to_datetime(date).timestamp())
+
+    def dated(self, prefix: str = "") -> Iterator[Dated]:
+        """See `Store.dated`."""
+        folder = self._full("")
+        for entry in self._entries(folder + prefix):
+            if len(entry["Key"]) > len(folder):
+                yield Dated(entry["Key"][len(folder) :], entry["Size"], int(entry["LastModified"].timestamp()))
+
+    def unfinished(self) -> Leftovers:
+        """See `Store.unfinished`: uploads in parts that were neither completed nor aborted."""
+        folder, found = self._full(""), []
+        request: dict[str, Any] = {"Prefix": folder}
+        while True:
+            answer = self._run(self._request("list_multipart_uploads", self.url, request))
+            for entry in answer.get("Uploads", []):
+                begun = int(entry["Initiated"].timestamp())
+                found.append(Dated(entry["Key"][len(folder) :], 0, begun, entry["UploadId"]))
+            if not answer.get("IsTruncated"):
+                return found
+            request |= {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+
+    def discard(self, left: Dated) -> None:
+        """See `Store.discard`."""
+        with contextlib.suppress(NotFoundError):
+            self._call("abort_multipart_upload", left.key, UploadId=left.upload)
 
     def refused_keys(self, keys: Sequence[str]) -> dict[str, PathError]:
         """See `Store.refused_keys`: S3 takes any name of up to 1,024 bytes."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from operators.errors import ChangedError, ExistsError, LimitError, NotFoundError, PathError
-from pipeline.store import Buffers, Listing, ObjectInfo, ObjectWriter, Room, StoreBase
+from pipeline.store import Buffers, Dated, Leftovers, Listing, ObjectInfo, ObjectWriter, Room, StoreBase
 
 
 @dataclass
@@ -19,12 +19,19 @@ class MemoryStore:
     ----------
     log : list of (verb, key)
         Every call so far.
+    clock, written : int, dict of str to int
+        The time that whoever tests sets, and that of each object's last write.
+    left : list of Dated
+        What `unfinished` shows.
     """
 
     objects: dict[str, bytes] = field(default_factory=dict)
     log: list[tuple[str, str]] = field(default_factory=list)
     url: str = "test:"
     create_only: bool = True
+    clock: int = 0
+    written: dict[str, int] = field(default_factory=dict)
+    left: Leftovers = field(default_factory=list)
 
     def _called(self, verb: str, key: str) -> None:
         self.log.append((verb, key))
@@ -57,12 +64,14 @@ class MemoryStore:
         if key in self.objects and self.create_only:
             raise ExistsError("a free key", "an object", key)
         self.objects[key] = data
+        self.written[key] = self.clock
 
     def put(self, key: str, data: bytes | Path) -> None:
         self._called("put", key)
         content = data.read_bytes() if isinstance(data, Path) else data
         assert self.objects.get(key, content) == content, f"{key} was modified"
         self.objects[key] = content
+        self.written[key] = self.clock
 
     def spool(self, scratch_dir: str) -> Path:
         return StoreBase().spool(scratch_dir)
@@ -73,6 +82,20 @@ class MemoryStore:
 
     def create(self, key: str, *, overwrite: bool, n_bytes: int | None = None) -> ObjectWriter:
         raise AssertionError("the commit protocol creates no files")
+
+    def now(self) -> int:
+        return self.clock
+
+    def dated(self, prefix: str = "") -> Iterator[Dated]:
+        self._called("dated", prefix)
+        objects = sorted(self.objects.items())
+        return (Dated(key, len(data), self.written.get(key, 0)) for key, data in objects if key.startswith(prefix))
+
+    def unfinished(self) -> Leftovers:
+        return list(self.left)
+
+    def discard(self, left: Dated) -> None:
+        self.left.remove(left)
 
     def refused_keys(self, keys: Sequence[str]) -> dict[str, PathError]:
         return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,9 +36,10 @@ from pipeline.store import (
     open_store,
 )
 from pipeline.store_fsspec import FsspecStore
+from pipeline.store_s3 import PART_BYTES
 from tests.s3server import S3Server, s3_server
 
-WRITE_VERBS = ("put_new", "put", "create", "delete", "supports_create_only")
+WRITE_VERBS = ("put_new", "put", "create", "delete", "discard", "supports_create_only")
 ODD_NAMES = (
     "a b", "a#b", "a%20b", "a%2Fb", "a+b", "a?b", "a*b", "br[ack]et.bin", "[0-9]", "{a}", "&=", "'\"", "~", "c:d",
     "back\\slash", "grüße", "模型", "e\u0301", "\U0001f600", "-rf", "a?versionId=7", "trailing.", " lead", "x" * 255,
@@ -326,6 +328,37 @@ def test_create_only_is_probed_and_leaves_nothing(place: Place) -> None:
     assert store.supports_create_only()
     assert store.supports_create_only()
     assert store.list() == []
+
+
+def test_objects_have_an_age_by_the_clock_of_the_store(place: Place) -> None:
+    store = place.store()
+    before = store.now()
+    for key in ("a/x", "a/y", "b"):
+        store.put_new(key, b"12")
+    assert abs(before - time.time()) < 60
+    for prefix, names in (("", ["a/x", "a/y", "b"]), ("a/", ["a/x", "a/y"]), ("c", [])):
+        found = sorted(store.dated(prefix), key=lambda item: item.key)
+        assert [(item.key, item.n_bytes) for item in found] == [(name, 2) for name in names]
+        assert all(before - 1 <= item.written <= store.now() + 1 for item in found)
+
+
+def test_what_was_never_published_is_found_and_discarded(place: Place) -> None:
+    store = place.store()
+    store.put_new("folder/whole", b"1")
+    with store.create("folder/half", overwrite=True) as writer:
+        writer.write(bytes(PART_BYTES + 1))
+        left = store.unfinished()
+        assert keys(store) == ["folder/whole"]
+        if place.url.startswith("memory:"):  # its writers keep everything here
+            assert left == []
+        else:
+            assert len(left) == 1
+            assert left[0].key.startswith("folder/")
+            assert abs(left[0].written - store.now()) < 60
+            store.discard(left[0])
+            store.discard(left[0])
+            assert store.unfinished() == []
+    assert keys(store) == ["folder/whole"]
 
 
 def test_a_store_travels_as_url_and_options(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
