@@ -59,6 +59,8 @@ class Run:
         Most tasks begun and not yet done, per worker: one computes, others are read or stored.
     progress_seconds : int
         Interval of the progress lines where there is no terminal.
+    settle_seconds : int
+        How long a checkpoint that was found by a pattern must be at rest before it is archived.
     storage_options : mapping of str to str
         Passed to the store: ``endpoint_url``, ``addressing_style``, ``profile`` ...
     """
@@ -69,6 +71,7 @@ class Run:
     retries: int
     tasks_in_flight: int
     progress_seconds: int
+    settle_seconds: int
     storage_options: Mapping[str, str]
 
     @property
@@ -107,7 +110,13 @@ def run_of(settings: Mapping[str, Any]) -> Run:
             "run.memory_bytes",
             f"use --memory {format_bytes(MIN_MEMORY_BYTES)} or more",
         )
-    for key, least in (("workers", 0), ("retries", 0), ("tasks_in_flight", 1), ("progress_seconds", 1)):
+    for key, least in (
+        ("workers", 0),
+        ("retries", 0),
+        ("tasks_in_flight", 1),
+        ("progress_seconds", 1),
+        ("settle_seconds", 0),
+    ):
         require_at_least(f"run.{key}", getattr(run, key), least)
     return run
 

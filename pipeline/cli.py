@@ -89,6 +89,9 @@ def parser() -> argparse.ArgumentParser:
     archive.add_argument("source", metavar="SRC")
     archive.add_argument("archive", metavar="ARCHIVE")
     archive.add_argument("--name", help="name of the checkpoint; by default the last part of SRC")
+    archive.add_argument(
+        "--checkpoint-glob", metavar="GLOB", help="a snapshot of each checkpoint below SRC that matches"
+    )
     archive.add_argument("--dry-run", action="store_true", help="list what would be archived, write nothing")
     archive.add_argument("--prior", metavar="FILE", help="prior of another checkpoint, instead of learning one")
     archive.add_argument("--strict-format", action="store_true", help="a file with a faulty format fails")

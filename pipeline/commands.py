@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.loader import Run, load_run
 from operators.errors import (
@@ -52,7 +52,12 @@ from pipeline.store import SourceStore, open_source, open_store
 from pipeline.summary import Failed, Summary, stored_bytes_of
 from pipeline.verify import PackItem, VerifyJob, pack_items, parse_part
 
-DONE, FAILED_ITEMS, MISMATCH = 0, 3, 4
+if TYPE_CHECKING:
+    from configs.recipe import Config
+    from pipeline.driver import Order
+    from pipeline.progress import Progress
+
+DONE, FAILED_ALL, FAILED_ITEMS, MISMATCH = 0, 1, 3, 4
 UNSEEN = frozenset((StoreError.kind, DeniedError.kind, InternalError.kind))
 """Reasons that say nothing of the archive: the store did not answer, or a worker died."""
 
@@ -115,6 +120,8 @@ def archive(arguments: argparse.Namespace, report: Report) -> int:
         arguments.strict_format,
         arguments.single_writer,
     )
+    if arguments.checkpoint_glob is not None:
+        return _archive_many(arguments, report, order, config)
     run = ArchiveRun(order, config)
     if arguments.dry_run:
         files = run.inventory()
@@ -127,6 +134,41 @@ def archive(arguments: argparse.Namespace, report: Report) -> int:
         summary = run.run(_executor(arguments, config.run), progress)
     report.summary(summary)
     return _exit_code(summary)
+
+
+def _archive_many(arguments: argparse.Namespace, report: Report, order: Order, config: Config) -> int:
+    """Archive each checkpoint below the source that the pattern names and nobody writes any more."""
+    from pipeline.nightly import FAILED, INCOMPLETE, UNCHANGED, UNFINISHED, ArchiveNight
+
+    if arguments.name is not None:
+        raise UsageError(
+            "one of --name and --checkpoint-glob", "both", "archive", "checkpoints are named by their keys"
+        )
+    night = ArchiveNight(order, arguments.checkpoint_glob, config)
+    found = night.find()
+    if arguments.dry_run:
+        listed = [{"checkpoint": one.name, "objects": len(one.keys), "unfinished": why} for one, why in found]
+        lines = [
+            f"{len(one.keys):>8} objects  {printable(one.name)}" + (f"  {why}" if why else "") for one, why in found
+        ]
+        report.give({"command": "archive", "dry_run": True, "checkpoints": listed}, lines)
+        return DONE
+
+    def shown(name: str) -> Progress:
+        report.say(f"archive {printable(name)}")
+        return report.progress("archive", config.run.progress_seconds)
+
+    summary = night.run(found, _executor(arguments, config.run), shown)
+    for entry in summary.entries:
+        if entry.outcome != UNCHANGED:
+            report.say(
+                f"{printable(entry.checkpoint)}: {entry.outcome}" + (f": {entry.reason}" if entry.reason else "")
+            )
+    report.give(summary.as_json(), [summary.text()])
+    failed = summary.count(FAILED)
+    if failed and failed == sum(entry.outcome != UNFINISHED for entry in summary.entries):
+        return FAILED_ALL
+    return FAILED_ITEMS if failed or summary.count(INCOMPLETE) else DONE
 
 
 def restore(arguments: argparse.Namespace, report: Report) -> int:

@@ -98,7 +98,7 @@ class ArchiveRun:
         NothingMatchedError
             Nothing is left.
         """
-        inside = _inside(self.order.source_url, self.order.archive_url)
+        inside = inside_source(self.order.source_url, self.order.archive_url)
         listed = [info for info in self.source.list() if inside is None or not info.key.startswith(inside)]
         files = select(listed, self.order.include, self.order.exclude)
         if not files:
@@ -261,7 +261,7 @@ def package_version() -> str:
         return "0+checkout"
 
 
-def _inside(source_url: str, archive_url: str) -> str | None:
+def inside_source(source_url: str, archive_url: str) -> str | None:
     """Return the prefix of the archive below the source, or None where it lies elsewhere.
 
     Raises

@@ -148,6 +148,12 @@ class SourceStore(Protocol):
         The URL names a folder unless it ends in ``*``; a URL that names one object lists it by its base name.
         """
 
+    def now(self) -> int:
+        """Return the time by the clock that dates the objects, in seconds since 1970."""
+
+    def dated(self, prefix: str = "") -> Iterator[Dated]:
+        """Yield every object whose key starts with `prefix`, in any order, with the time of its last write."""
+
     def head(self, key: str) -> ObjectInfo:
         """Size and change token now.
 
@@ -234,12 +240,6 @@ class Store(SourceStore, Protocol):
 
     def delete(self, key: str) -> None:
         """Remove an object; absent is fine. Only for a caller's own probes, files it may overwrite, prune and gc."""
-
-    def now(self) -> int:
-        """Return the time by the clock that dates the objects, in seconds since 1970."""
-
-    def dated(self, prefix: str = "") -> Iterator[Dated]:
-        """Yield every object whose key starts with `prefix`, in any order, with the time of its last write."""
 
     def unfinished(self) -> Leftovers:
         """Return what writers began and did not publish: no listing shows it, and it takes room."""

@@ -80,6 +80,29 @@ class FsspecSource:
         # A listing may carry other tokens than a look at the object, and only equal tokens can be compared.
         return sorted((self.head(key) for key in keys if key.startswith(wanted) and scope.selects(key)), key=key_order)
 
+    def now(self) -> int:
+        """See `SourceStore.now`: that of this machine, as fsspec tells no other."""
+        return int(time.time())
+
+    def dated(self, prefix: str = "") -> Iterator[Dated]:
+        """See `SourceStore.dated`.
+
+        Raises
+        ------
+        StoreError
+            The file system does not tell when a file was written.
+        """
+        files, _ = self._connected()
+        for info in self.list(prefix):
+            with _typed(info.key):
+                found = files.info(self._full(info.key))
+            written = next((found[name] for name in _TIMES if found.get(name) is not None), None)
+            if isinstance(written, datetime):
+                written = written.replace(tzinfo=written.tzinfo or UTC).timestamp()
+            if not isinstance(written, int | float):
+                raise StoreError("a time of writing", f"{written!r}", info.key, "keep the archive in S3 or in a folder")
+            yield Dated(info.key, info.n_bytes, int(written))
+
     def head(self, key: str) -> ObjectInfo:
         """See `SourceStore.head`."""
         files, _ = self._connected()
@@ -202,29 +225,6 @@ class FsspecStore(StoreBase, FsspecSource):
         files, _ = self._connected()
         with contextlib.suppress(NotFoundError), _typed(key):
             files.rm_file(self._full(key))
-
-    def now(self) -> int:
-        """See `Store.now`: that of this machine, as fsspec tells no other."""
-        return int(time.time())
-
-    def dated(self, prefix: str = "") -> Iterator[Dated]:
-        """See `Store.dated`.
-
-        Raises
-        ------
-        StoreError
-            The file system does not tell when a file was written.
-        """
-        files, _ = self._connected()
-        for info in self.list(prefix):
-            with _typed(info.key):
-                found = files.info(self._full(info.key))
-            written = next((found[name] for name in _TIMES if found.get(name) is not None), None)
-            if isinstance(written, datetime):
-                written = written.replace(tzinfo=written.tzinfo or UTC).timestamp()
-            if not isinstance(written, int | float):
-                raise StoreError("a time of writing", f"{written!r}", info.key, "keep the archive in S3 or in a folder")
-            yield Dated(info.key, info.n_bytes, int(written))
 
     def unfinished(self) -> Leftovers:
         """See `Store.unfinished`: whole puts leave nothing that could be seen."""

@@ -120,6 +120,16 @@ class LocalSource:
             if self._shows_folders and not n_entries and folder and folder.startswith(wanted):
                 yield _info(folder, here)
 
+    def now(self) -> int:
+        """See `SourceStore.now`: that of this machine, which dates its files."""
+        return int(time.time())
+
+    def dated(self, prefix: str = "") -> Iterator[Dated]:
+        """See `SourceStore.dated`."""
+        for info in self.list(prefix):
+            with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+                yield Dated(info.key, info.n_bytes, int(Path(self._path(info.key)).stat().st_mtime))
+
     def head(self, key: str) -> ObjectInfo:
         """See `SourceStore.head`."""
         with _typed(key):
@@ -222,16 +232,6 @@ class LocalStore(StoreBase, LocalSource):
         """See `Store.delete`."""
         with contextlib.suppress(NotFoundError), _typed(key):
             Path(self._path(key)).unlink()
-
-    def now(self) -> int:
-        """See `Store.now`: that of this machine, which dates its files."""
-        return int(time.time())
-
-    def dated(self, prefix: str = "") -> Iterator[Dated]:
-        """See `Store.dated`."""
-        for info in self.list(prefix):
-            with contextlib.suppress(FileNotFoundError):  # removed since it was listed
-                yield Dated(info.key, info.n_bytes, int(Path(self._path(info.key)).stat().st_mtime))
 
     def unfinished(self) -> Leftovers:
         """See `Store.unfinished`: the files of `spool` and of writers that were killed."""

@@ -111,6 +111,21 @@ class S3Source:
                 raise UsageError("names below the folder", "an object named like it", self.url, "archive its parent")
         return sorted((info for info in found if info.key), key=key_order)
 
+    def now(self) -> int:
+        """See `SourceStore.now`: the ``Date`` of an answer."""
+        answer = self._run(self._request("list_objects_v2", self.url, {"Prefix": self._full(""), "MaxKeys": 1}))
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        if date is None:
+            raise StoreError("an answer with a date", "none", self.url, "check the endpoint")
+        return int(parsedate_to_datetime(date).timestamp())
+
+    def dated(self, prefix: str = "") -> Iterator[Dated]:
+        """See `SourceStore.dated`."""
+        folder = self._full("")
+        for entry in self._entries(folder + prefix):
+            if len(entry["Key"]) > len(folder):
+                yield Dated(entry["Key"][len(folder) :], entry["Size"], int(entry["LastModified"].timestamp()))
+
     def head(self, key: str) -> ObjectInfo:
         """See `SourceStore.head`."""
         answer = self._call("head_object", key)
@@ -332,21 +347,6 @@ class S3Store(StoreBase, S3Source):
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
         self._call("delete_object", key)
-
-    def now(self) -> int:
-        """See `Store.now`: the ``Date`` of an answer."""
-        answer = self._run(self._request("list_objects_v2", self.url, {"Prefix": self._full(""), "MaxKeys": 1}))
-        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-        if date is None:
-            raise StoreError("an answer with a date", "none", self.url, "check the endpoint")
-        return int(parsedate_to_datetime(date).timestamp())
-
-    def dated(self, prefix: str = "") -> Iterator[Dated]:
-        """See `Store.dated`."""
-        folder = self._full("")
-        for entry in self._entries(folder + prefix):
-            if len(entry["Key"]) > len(folder):
-                yield Dated(entry["Key"][len(folder) :], entry["Size"], int(entry["LastModified"].timestamp()))
 
     def unfinished(self) -> Leftovers:
         """See `Store.unfinished`: uploads in parts that were neither completed nor aborted."""
