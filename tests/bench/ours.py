@@ -79,7 +79,12 @@ def recipes() -> dict[str, Recipe]:
     names = sorted(
         (file.stem for file in (ROOT / "configs").glob("*.toml")), key=lambda name: (name != "default", name)
     )
-    return {name: load(name).recipe for name in names}
+    found: dict[str, Recipe] = {}
+    for name in names:
+        recipe = load(name).recipe
+        if recipe not in found.values():  # some profiles differ in what cannot change a byte
+            found[name] = recipe
+    return found
 
 
 @lru_cache(maxsize=1)
