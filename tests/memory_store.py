@@ -1,14 +1,16 @@
-"""A store in memory that watches its writers, and one around it that fails at a chosen call."""
+"""A store in memory that watches its writers, one around any store that fails at a chosen call, and URLs for both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
+
 from operators.errors import ChangedError, ExistsError, LimitError, NotFoundError, PathError
-from pipeline.store import Buffers, Dated, Leftovers, Listing, ObjectInfo, ObjectWriter, Room, StoreBase
+from pipeline.store import Buffers, Dated, Leftovers, Listing, ObjectInfo, ObjectWriter, Room, Store, StoreBase
 
 
 @dataclass
@@ -101,7 +103,7 @@ class MemoryStore:
         return {}
 
     def supports_create_only(self) -> bool:
-        return self.create_only
+        return StoreBase.supports_create_only(self)
 
     def _find(self, key: str) -> bytes:
         try:
@@ -118,7 +120,7 @@ class Killed(BaseException):
     """A process that ends here; no handler of the code under test may catch it."""
 
 
-VERBS = ("list", "head", "get", "get_ranges", "put_new", "put")
+VERBS = ("list", "head", "get", "get_ranges", "put_new", "put", "delete")
 
 
 class FaultyStore:
@@ -126,49 +128,61 @@ class FaultyStore:
 
     Parameters
     ----------
-    store : MemoryStore
+    store : Store
     call : int
         From 0.
     after : bool
         The call happens, then the fault: what a lost reply looks like.
     fault : callable
-        Takes the store; raises, or does what another process does meanwhile.
+        Takes the store; raises, or does what another process does meanwhile. After `Killed` there are no more calls,
+        whatever the code under test does on its way out.
     """
 
-    url = "test:"
-
-    def __init__(self, store: MemoryStore, call: int, *, after: bool, fault: Callable[[MemoryStore], object]) -> None:
+    def __init__(self, store: Store, call: int, *, after: bool, fault: Callable[[Any], object]) -> None:
         self._store = store
         self._left = call
         self._after = after
         self._fault = fault
+        self._dead = False
         self.reached = False
 
     def __getattr__(self, verb: str) -> Any:
         real = getattr(self._store, verb)
         return self._wrapped(real) if verb in VERBS else real
 
+    def supports_create_only(self) -> bool:
+        return StoreBase.supports_create_only(self)
+
     def _wrapped(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def called(*args: Any, **named: Any) -> Any:
+            if self._dead:
+                raise Killed
             now = self._left == 0
             self._left -= 1
             self.reached |= now
             if now and not self._after:
-                self._fault(self._store)
+                self._meet()
             result = real(*args, **named)
             if now and self._after:
-                self._fault(self._store)
+                self._meet()
             return result
 
         return called
 
+    def _meet(self) -> None:
+        try:
+            self._fault(self._store)
+        except Killed:
+            self._dead = True
+            raise
 
-def kill(store: MemoryStore) -> NoReturn:
+
+def kill(_store: object) -> NoReturn:
     """End the process under test."""
     raise Killed
 
 
-def at_every_call(fault: Callable[[MemoryStore], object]) -> Iterator[tuple[MemoryStore, FaultyStore]]:
+def at_every_call(fault: Callable[[Any], object]) -> Iterator[tuple[MemoryStore, FaultyStore]]:
     """Yield an empty store with its faulty view, for every call before and after, until a run makes no more calls."""
     for after in (False, True):
         call = 0
@@ -178,3 +192,9 @@ def at_every_call(fault: Callable[[MemoryStore], object]) -> Iterator[tuple[Memo
             faulty = FaultyStore(store, call, after=after, fault=fault)
             yield store, faulty
             call, reached = call + 1, faulty.reached
+
+
+def reach(monkeypatch: pytest.MonkeyPatch, stores: Mapping[str, Any]) -> None:
+    """Let every command of this process find `stores` under their URLs, such as ``test://archive``."""
+    for kind in ("FsspecSource", "FsspecStore"):
+        monkeypatch.setattr(f"pipeline.store_fsspec.{kind}", lambda url, *_, **__: stores[url])

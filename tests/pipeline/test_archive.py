@@ -301,7 +301,7 @@ def test_the_sweep_notices_a_receipt_before_its_pack(monkeypatch: pytest.MonkeyP
 
 def test_a_resumed_run_does_no_task_twice() -> None:
     archived, origin = MemoryStore(), source()
-    faulty = FaultyStore(archived, 14, after=True, fault=kill)
+    faulty = FaultyStore(archived, 17, after=True, fault=kill)
     with pytest.raises(Killed):
         drive(faulty, origin)
     done = {key for key in archived.objects if "receipts" in key}
@@ -580,7 +580,7 @@ def test_a_receipt_of_other_segments_is_refused() -> None:
 def test_damaged_evidence_of_a_run_says_what_to_do(kind: str) -> None:
     archived, origin = MemoryStore(), source()
     with pytest.raises(Killed):
-        drive(FaultyStore(archived, 14, after=True, fault=kill), origin)
+        drive(FaultyStore(archived, 17, after=True, fault=kill), origin)
     key = next(key for key in archived.objects if kind in key)
     archived.objects[key] = archived.objects[key][:-9]
     with pytest.raises(FormatError, match=f"{key}.*remove it and run again"):
