@@ -35,17 +35,9 @@ from pipeline.archive import (
 from pipeline.executors import Executor, local_executor
 from pipeline.packs import pack_key
 from pipeline.plan import matches
+from pipeline.reading import ArchivedFile, Tensors, archived_files, check_file, check_files, range_bytes
 from pipeline.report import Report, printable
-from pipeline.restore import (
-    RestoreItem,
-    RestoreJob,
-    check_file,
-    check_files,
-    find_tensor,
-    items_of,
-    range_bytes,
-    write_tensor,
-)
+from pipeline.restore import RestoreJob, write_tensor
 from pipeline.rows import Row
 from pipeline.snapshots import FileEntry, Snapshot
 from pipeline.store import SourceStore, open_source, open_store
@@ -176,7 +168,7 @@ def restore(arguments: argparse.Namespace, report: Report) -> int:
     run = _run_settings(arguments)
     started = time.monotonic()
     store, snapshot, rows = _open(arguments, run)
-    items = items_of(snapshot, rows, arguments.include, arguments.exclude)
+    items = archived_files(snapshot, rows, arguments.include, arguments.exclude)
     summary = Summary("restore", snapshot=snapshot.name, run=snapshot.run, content=snapshot.content)
     if arguments.tensor is not None:
         _restore_tensor(arguments, run, store, items, summary)
@@ -188,7 +180,7 @@ def restore(arguments: argparse.Namespace, report: Report) -> int:
 
 
 def _restore_files(
-    arguments: argparse.Namespace, report: Report, run: Run, items: list[RestoreItem], summary: Summary
+    arguments: argparse.Namespace, report: Report, run: Run, items: list[ArchivedFile], summary: Summary
 ) -> None:
     target = open_store(arguments.target, run.storage_options)
     refused = target.refused_keys([item.entry.key for item in items])
@@ -216,9 +208,9 @@ def _restore_files(
 
 
 def _restore_tensor(
-    arguments: argparse.Namespace, run: Run, store: SourceStore, items: list[RestoreItem], summary: Summary
+    arguments: argparse.Namespace, run: Run, store: SourceStore, items: list[ArchivedFile], summary: Summary
 ) -> None:
-    found = find_tensor(store, items, arguments.tensor)
+    found = Tensors(store, items).find(arguments.tensor)
     folder, _, name = arguments.target.rpartition("/")
     if not name.endswith(".safetensors"):
         folder, name = arguments.target, f"{file_name(found.tensor.name)}.safetensors"
@@ -351,7 +343,7 @@ def info(arguments: argparse.Namespace, report: Report) -> int:
     _, snapshot, rows = _open(arguments, _run_settings(arguments))
     files = []
     lines = [f"{snapshot.name}  {snapshot.time}  written by {snapshot.writer}"]
-    for item in items_of(snapshot, rows, arguments.include, arguments.exclude):
+    for item in archived_files(snapshot, rows, arguments.include, arguments.exclude):
         entry = item.entry
         stored = sum(row.stored_bytes or 0 for row in item.rows)
         reason = f"  {entry.reason}" if entry.reason else ""
@@ -397,7 +389,9 @@ def explain(arguments: argparse.Namespace, report: Report) -> int:
 
     config = load(arguments.config, _overrides(arguments))
     store, snapshot, rows = _open(arguments, config.run)
-    content, lines = explain_tensor(store, snapshot, items_of(snapshot, rows), arguments.tensor, config.recipe.synth)
+    content, lines = explain_tensor(
+        store, snapshot, archived_files(snapshot, rows), arguments.tensor, config.recipe.synth
+    )
     report.give(content, lines)
     return DONE
 
@@ -405,13 +399,13 @@ def explain(arguments: argparse.Namespace, report: Report) -> int:
 def cat(arguments: argparse.Namespace, _report: Report) -> int:
     """Write the bytes of a file, or a range of them, to standard output."""
     store, snapshot, rows = _open(arguments, _run_settings(arguments))
-    items = [item for item in items_of(snapshot, rows) if item.entry.key == arguments.file]
+    items = [item for item in archived_files(snapshot, rows) if item.entry.key == arguments.file]
     if not items:
         raise NothingMatchedError("a file of this name", "none", arguments.file, "see `brevis info`")
     item = items[0]
-    check_file(item.entry, item.rows)
+    check_file(item)
     begin, end = (0, item.n_bytes) if arguments.range is None else _range(arguments.range, item.n_bytes)
-    for data in range_bytes(store, item.rows, begin, end):
+    for data in range_bytes(store, item, begin, end):
         sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
     return DONE

@@ -8,7 +8,7 @@ from typing import Any
 from operators.errors import NotFoundError, UsageError
 from pipeline.archive import prior_key
 from pipeline.commit import PRIOR_BYTES_MAX
-from pipeline.restore import Decoder, RestoreItem, find_tensor
+from pipeline.reading import ArchivedFile, Decoder, Tensors
 from pipeline.rows import Row
 from pipeline.snapshots import Snapshot
 from pipeline.store import SourceStore
@@ -19,7 +19,7 @@ from synth.prior import Prior
 
 
 def explain_tensor(
-    store: SourceStore, snapshot: Snapshot, items: Sequence[RestoreItem], name: str, options: SearchOptions
+    store: SourceStore, snapshot: Snapshot, files: Sequence[ArchivedFile], name: str, options: SearchOptions
 ) -> tuple[dict[str, Any], list[str]]:
     """Search the first segment of a tensor again, with the prior of its run; return JSON and lines.
 
@@ -28,7 +28,7 @@ def explain_tensor(
     UsageError
         No tensor, or several, of that name; or one without bytes.
     """
-    found = find_tensor(store, items, name)
+    found = Tensors(store, files).find(name)
     if not found.rows:
         raise UsageError("a tensor with bytes", "an empty one", name)
     row = found.rows[0]

@@ -23,7 +23,7 @@ from operators.errors import ArchiveError, DigestError, FormatError, StoreError,
 from operators.record import PACK_FOOTER_BYTES, PACK_HEADER_BYTES, index_range, pack_header
 from operators.run import digest_of
 from pipeline.packs import Place, index_row, pack_key, read_index, read_records
-from pipeline.restore import Decoder
+from pipeline.reading import Decoder
 from pipeline.rows import Row
 from pipeline.store import ObjectInfo, SourceStore, open_source
 from pipeline.summary import Failed

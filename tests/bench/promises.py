@@ -15,7 +15,7 @@ import numpy as np
 from operators.words import DTYPES
 from pipeline.archive import find_snapshot, load_manifest
 from pipeline.cli import main
-from pipeline.restore import items_of, range_bytes
+from pipeline.reading import archived_files, range_bytes
 from pipeline.store import Buffers, ObjectInfo, Range, Room, open_source
 from pipeline.store_local import LocalSource
 from tests.cases import noise, raw, safetensors
@@ -49,13 +49,13 @@ def range_of_a_large_tensor() -> Found:
         brevis("archive", file, place, "--no-progress", *SHIPPED)
         store = _Counting(str(place))
         snapshot = find_snapshot(open_source(str(place)))
-        item = items_of(snapshot, load_manifest(store, snapshot))[0]
+        item = archived_files(snapshot, load_manifest(store, snapshot))[0]
         middle = begin + TENSOR_BYTES // 2
         segment = next(row for row in item.rows if row.offset_bytes <= middle < row.segment.end_bytes)
         assert segment.stored_bytes is not None
         start = segment.offset_bytes + (segment.n_bytes - RANGE_BYTES) // 2  # the middle itself is where two meet
         store.n_bytes = 0
-        data = b"".join(map(bytes, range_bytes(store, item.rows, start, start + RANGE_BYTES)))
+        data = b"".join(map(bytes, range_bytes(store, item, start, start + RANGE_BYTES)))
         with file.open("rb") as source:
             assert data == os.pread(source.fileno(), RANGE_BYTES, start), "not the bytes of the tensor"
         limit = f"<= {segment.stored_bytes:,} bytes, its segment"

@@ -17,10 +17,10 @@ import pytest
 from operators.errors import StoreError
 from operators.limits import SEGMENT_BYTES
 from pipeline import commit as commit_module
-from pipeline import driver, restore, segments, tasks
+from pipeline import driver, reading, segments, tasks
 from pipeline.archive import find_snapshot, load_manifest
 from pipeline.cli import main
-from pipeline.restore import items_of, range_bytes
+from pipeline.reading import archived_files, range_bytes
 from pipeline.store import open_store
 from tests.cases import CASES, bf16, noise, safetensors
 
@@ -249,7 +249,7 @@ def test_a_range_is_read_with_the_segments_that_hold_it(tmp_path: Path, monkeypa
     assert main(["archive", str(tmp_path / "source"), str(archive), *QUICK, "-q"]) == 0
     store = open_store(str(archive), {})
     snapshot = find_snapshot(store)
-    item = items_of(snapshot, load_manifest(store, snapshot))[0]
+    item = archived_files(snapshot, load_manifest(store, snapshot))[0]
     taken: list[int] = []
     plain = type(store).get_ranges
 
@@ -260,7 +260,7 @@ def test_a_range_is_read_with_the_segments_that_hold_it(tmp_path: Path, monkeypa
     monkeypatch.setattr(type(store), "get_ranges", counted)
     middle = len(data) // 2
     assert (
-        b"".join(map(bytes, range_bytes(store, item.rows, middle, middle + (1 << 20))))
+        b"".join(map(bytes, range_bytes(store, item, middle, middle + (1 << 20))))
         == (data[middle : middle + (1 << 20)])
     )
     assert taken == [row.stored_bytes for row in item.rows if 0 <= middle - row.offset_bytes < row.n_bytes]
@@ -550,7 +550,7 @@ def test_sigterm_stops_the_run_without_a_commit(tmp_path: Path, capsys: Capture,
 
 def test_sigterm_is_no_damage(source: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     Ran(capsys, "archive", source, tmp_path / "archive", *QUICK)
-    monkeypatch.setattr(restore.Decoder, "decode", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(reading.Decoder, "decode", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert Ran(capsys, "verify", tmp_path / "archive").code == 143
 
 
