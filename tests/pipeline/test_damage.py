@@ -18,7 +18,7 @@ from operators.errors import DamageError
 from operators.run import digest_of, execute
 from pipeline.archive import find_snapshot, load_manifest, manifest_key, snapshot_key
 from pipeline.packs import pack_key
-from pipeline.restore import Decoder
+from pipeline.reading import Decoder
 from pipeline.rows import Row
 from pipeline.snapshots import Snapshot
 from pipeline.store import WriterBase
