@@ -55,6 +55,7 @@ def index_row(row: Row) -> Row:
         expansions=None,
         pack=None,
         pack_bytes=None,
+        fingerprint=None,
     )
 
 

@@ -7,10 +7,10 @@ others as they were; small files share tasks, in the order of their keys. A segm
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from fnmatch import fnmatchcase
-from itertools import groupby
+from itertools import groupby, repeat
 
 from operators.errors import ChangedError
 from pipeline.canonical import digest_of_json
@@ -35,12 +35,16 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Segments of one file that one task stores, in order; `info` pins the generation that is read."""
+    """Segments of one file that one task stores, in order; `info` pins the generation that is read.
+
+    `fingerprints` has one for each segment, or is empty where the file was not sampled.
+    """
 
     info: ObjectInfo
     format: str
     reason: str | None
     segments: tuple[Segment, ...]
+    fingerprints: tuple[bytes, ...] = ()
 
     @property
     def n_bytes(self) -> int:
@@ -49,15 +53,27 @@ class Part:
 
     def rows(self, task: int) -> Iterator[Row]:
         """Yield one row per segment, with the columns of the source filled."""
-        return (_row(self, segment, task) for segment in self.segments)
+        fingerprints = self.fingerprints or repeat(None)
+        return (
+            _row(self, segment, task, fingerprint)
+            for segment, fingerprint in zip(self.segments, fingerprints, strict=False)
+        )
+
+    def slice(self, start: int, stop: int) -> Part:
+        """Return the segments ``[start, stop)``."""
+        return replace(self, segments=self.segments[start:stop], fingerprints=self.fingerprints[start:stop])
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The unit of work, of retrying and of resuming: everything a worker needs to know, picklable."""
+    """The unit of work, of retrying and of resuming: everything a worker needs to know, picklable.
+
+    `candidates` are rows of the base that segments of the task may be equal to: an equal digest shares the record.
+    """
 
     ordinal: int
     parts: tuple[Part, ...]
+    candidates: tuple[Row, ...] = ()
 
     @property
     def id(self) -> str:
@@ -135,7 +151,12 @@ def select(listing: Iterable[ObjectInfo], include: Sequence[str] = (), exclude: 
     return sorted(taken, key=key_order)
 
 
-def make_plan(files: Sequence[ObjectInfo], layouts: Sequence[Layout], task_bytes: int = TASK_BYTES) -> Plan:
+def make_plan(
+    files: Sequence[ObjectInfo],
+    layouts: Sequence[Layout],
+    task_bytes: int = TASK_BYTES,
+    fingerprints: Mapping[str, tuple[bytes, ...]] | None = None,
+) -> Plan:
     """Return the plan for `files`, whose `layouts` stand in the same order.
 
     Parameters
@@ -145,9 +166,11 @@ def make_plan(files: Sequence[ObjectInfo], layouts: Sequence[Layout], task_bytes
     layouts : sequence of Layout
     task_bytes : int
         Source bytes that a task aims at; a single segment may be more.
+    fingerprints : mapping of str to tuple of bytes, optional
+        By key, of the segments of the files that were sampled.
     """
     parts = [
-        Part(info, layout.format, layout.reason, layout.segments)
+        Part(info, layout.format, layout.reason, layout.segments, (fingerprints or {}).get(info.key, ()))
         for info, layout in zip(files, layouts, strict=True)
         if layout.segments
     ]
@@ -191,7 +214,8 @@ def adopt(inventory: Sequence[ObjectInfo], rows: Iterable[Row]) -> Plan:
         info = infos.get(key)
         if info is None or found[-1].segment.end_bytes > info.n_bytes:
             raise ChangedError("a plan of this inventory", "another file", key, "start a new run")
-        part = Part(info, found[0].format, found[0].reason, tuple(row.segment for row in found))
+        fingerprints = tuple(row.fingerprint for row in found if row.fingerprint is not None)
+        part = Part(info, found[0].format, found[0].reason, tuple(row.segment for row in found), fingerprints)
         parts.setdefault(ordinal, []).append(part)
         layouts[key] = Layout(part.format, part.reason, "", ())
     planned = [info for info in inventory if info.key in layouts]
@@ -216,10 +240,12 @@ def _cut(part: Part, task_bytes: int) -> Iterator[Part]:
     def piece(segment: Segment) -> int:  # by the middle of the segment: even, and a function of this file alone
         return (2 * segment.offset_bytes + segment.n_bytes) * n_pieces // (2 * total)
 
+    first = 0
     for _, group in groupby(part.segments, piece):
-        segments = tuple(group)
-        for start in range(0, len(segments), TASK_SEGMENTS):
-            yield Part(part.info, part.format, part.reason, segments[start : start + TASK_SEGMENTS])
+        stop = first + sum(1 for _ in group)
+        for start in range(first, stop, TASK_SEGMENTS):
+            yield part.slice(start, min(stop, start + TASK_SEGMENTS))
+        first = stop
 
 
 def _batches(parts: Iterable[Part], task_bytes: int) -> Iterator[tuple[Part, ...]]:
@@ -238,7 +264,7 @@ def _batches(parts: Iterable[Part], task_bytes: int) -> Iterator[tuple[Part, ...
         yield tuple(batch)
 
 
-def _row(part: Part, segment: Segment, ordinal: int) -> Row:
+def _row(part: Part, segment: Segment, ordinal: int, fingerprint: bytes | None) -> Row:
     return Row(
         part.info.key,
         segment.offset_bytes,
@@ -253,4 +279,5 @@ def _row(part: Part, segment: Segment, ordinal: int) -> Row:
         part.format,
         part.reason,
         ordinal,
+        fingerprint=fingerprint,
     )

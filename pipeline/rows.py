@@ -61,6 +61,8 @@ class Row:
         Search effort that was spent.
     pack, pack_bytes, pack_offset : bytes or None, int or None, int or None
         Where the record is: BLAKE3-256 and size of the pack, and offset in it. Equal segments share a record.
+    fingerprint : bytes or None
+        Of a sample of the segment, as in `pipeline.sampling`; filled by the plan, None where it was not sampled.
     """
 
     file: str
@@ -84,6 +86,7 @@ class Row:
     pack: bytes | None = None
     pack_bytes: int | None = None
     pack_offset: int | None = None
+    fingerprint: bytes | None = None
 
     @property
     def segment(self) -> Segment:
@@ -130,13 +133,14 @@ SCHEMA = pa.schema(
         pa.field("pack", _DIGEST),
         pa.field("pack_bytes", pa.int64()),
         pa.field("pack_offset", pa.int64()),
+        pa.field("fingerprint", pa.binary(8)),
     ]
 )
 _COLUMNS = tuple(field.name for field in fields(Row))
 _TEXTS = {field.name for field in SCHEMA if field.type == pa.string()}
 _SHAPE = _COLUMNS.index("shape")
 """The one list: any other column has a value per row."""
-_PLACE = {"task", "pack", "pack_bytes", "pack_offset"}
+_PLACE = {"task", "pack", "pack_bytes", "pack_offset", "fingerprint"}
 _ROWS_DIGEST = b"brevis.rows"
 
 

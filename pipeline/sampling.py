@@ -216,13 +216,15 @@ class Fingerprints:
             self._sampled.setdefault(sample.part.info.key, {})[sample.index] = digest
             yield sample
 
-    def of(self, part: Part) -> tuple[bytes | None, ...]:
-        """Return the fingerprints of the segments of a whole file; None for all of one that was not sampled."""
-        sampled = self._sampled.get(part.info.key, {})
-        found: list[bytes | None] = []
-        before: bytes | None = None
+    def of(self, part: Part) -> tuple[bytes, ...]:
+        """Return the fingerprints of the segments of a whole file; none of one that was not sampled."""
+        sampled = self._sampled.get(part.info.key)
+        if sampled is None:
+            return ()
+        found: list[bytes] = []
+        before = b""
         for index, segment in enumerate(part.segments):
             size = segment.n_bytes.to_bytes(8, "little")
-            before = sampled.get(index) or (before and blake3(before).update(size).digest(FINGERPRINT_BYTES))
+            before = sampled.get(index) or blake3(before + size).digest(FINGERPRINT_BYTES)
             found.append(before)
         return tuple(found)

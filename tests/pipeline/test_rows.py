@@ -50,6 +50,7 @@ def some_rows(draw: st.DrawFn) -> Row:
         pack=draw(st.none() | DIGEST),
         pack_bytes=draw(st.none() | st.just(stored + offset + 1)),
         pack_offset=draw(st.none() | st.just(offset)),
+        fingerprint=draw(st.none() | st.binary(min_size=8, max_size=8)),
     )
 
 
@@ -195,6 +196,7 @@ def test_a_shape_of_millions_is_refused_before_it_is_read(monkeypatch: pytest.Mo
 
 def test_the_content_digest_leaves_out_place_alone() -> None:
     place: dict[str, Any] = {"task": 7, "pack": bytes(32), "pack_bytes": 200_000, "pack_offset": 1}
+    place |= {"fingerprint": bytes(8)}
     for name, value in place.items():
         assert content_digest([replace(ROWS[0], **{name: value}), *ROWS[1:]]) == content_digest(ROWS)
     others: dict[str, Any] = {

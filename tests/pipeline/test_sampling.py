@@ -112,7 +112,7 @@ def test_many_small_files_cost_no_request() -> None:
     assert store.requests == 1
 
 
-def fingerprints(files: dict[str, bytes], sizes: list[int]) -> dict[str, tuple[bytes | None, ...]]:
+def fingerprints(files: dict[str, bytes], sizes: list[int]) -> dict[str, tuple[bytes, ...]]:
     store, found = MemoryStore(dict(files)), Fingerprints()
     parts = [Part(store.head(key), "safetensors", None, file_of(sizes).segments) for key in files]
     for _ in found.watch(sample_files(store, parts)):
@@ -126,7 +126,7 @@ def test_equal_segments_have_equal_fingerprints() -> None:
     tail = data[:600_000]
     same = fingerprints({"a": data + tail, "b": data + tail}, sizes)
     assert same["a"] == same["b"]
-    assert None not in same["a"]
+    assert len(same["a"]) == 90
     assert len(set(same["a"])) > 80
     sampled = {i for one in stretches_of(file_of(sizes)) for i in range(one.first, one.stop)}
     assert 10 < len(sampled) < 90  # of both kinds
@@ -144,7 +144,7 @@ def test_a_file_that_cannot_be_read_is_passed_over_and_a_store_that_fails_is_not
     store.objects["a"] += b"grown"
     assert {sample.part.info.key for sample in sample_files(store, parts)} == {"b"}
     found = Fingerprints()
-    assert found.of(parts[0]) == (None, None)
+    assert found.of(parts[0]) == ()
 
     class Failing(MemoryStore):
         def get_ranges(self, *_: object) -> Buffers:
