@@ -72,7 +72,7 @@ def _percent(symbol: str) -> str:
     return "".join(f"%{byte:02X}" for byte in symbol.encode("utf-8", "surrogateescape"))
 
 
-def _unescape(folder: str) -> str | None:
+def unescape(folder: str) -> str | None:
     """Return the name that `escape` made `folder` of, or None where it makes it of none."""
     checkpoint = unquote(folder, errors="surrogateescape")
     try:
@@ -171,7 +171,7 @@ def checkpoints(store: SourceStore) -> dict[str, list[int]]:
     for info in store.list("snapshots/"):
         _, *parts = info.key.split("/")
         match = _SEQ.fullmatch(parts[-1])
-        checkpoint = _unescape(parts[0]) if match and len(parts) == 2 else None
+        checkpoint = unescape(parts[0]) if match and len(parts) == 2 else None
         if match and checkpoint is not None:
             found.setdefault(checkpoint, []).append(int(match[1]))
     return {checkpoint: sorted(found[checkpoint]) for checkpoint in sorted(found)}
@@ -240,14 +240,28 @@ def load_manifest(store: SourceStore, snapshot: Snapshot) -> list[Row]:
         The manifest is gone.
     """
     key = manifest_key(snapshot.manifest)
+    rows = from_parquet(manifest_bytes(store, snapshot), key)
+    check_tiles({entry.key: entry.n_bytes for entry in snapshot.files}, rows, key)
+    return rows
+
+
+def manifest_bytes(store: SourceStore, snapshot: Snapshot) -> bytes:
+    """Return the manifest of a snapshot as it is stored, of the size and digest that the snapshot names.
+
+    Raises
+    ------
+    DamageError
+        It has others.
+    NotFoundError
+        It is gone.
+    """
+    key = manifest_key(snapshot.manifest)
     if snapshot.manifest_bytes > ROWS_BYTES_MAX:
         raise LimitError(f"a manifest of at most {ROWS_BYTES_MAX} bytes", f"{snapshot.manifest_bytes}", key)
     data = store.get(key, max_bytes=snapshot.manifest_bytes)
     if len(data) != snapshot.manifest_bytes or blake3(data).hexdigest() != snapshot.manifest:
         raise DigestError("the manifest that the snapshot names", "other bytes", key, "take another copy")
-    rows = from_parquet(data, key)
-    check_tiles({entry.key: entry.n_bytes for entry in snapshot.files}, rows, key)
-    return rows
+    return data
 
 
 def check_tiles(files: Mapping[str, int], rows: Sequence[Row], where: str) -> None:

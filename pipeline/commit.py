@@ -39,6 +39,8 @@ from pipeline.archive import (
     snapshot_numbers,
 )
 from pipeline.canonical import digest_of_json
+from pipeline.condemned import spare
+from pipeline.packs import pack_key
 from pipeline.plan import Finding, Plan, Task, adopt
 from pipeline.rows import Row, content_digest, from_parquet, row_order, to_parquet
 from pipeline.segments import layout_of
@@ -129,7 +131,7 @@ def adopt_prior(store: Store, run: str, prior: bytes) -> bytes:
 
 
 def find_receipt(store: SourceStore, run: str, task: Task) -> list[Row] | None:
-    """Return the rows of a task that is done, or None.
+    """Return the rows of a task that is done, its packs there, or None.
 
     Raises
     ------
@@ -141,7 +143,9 @@ def find_receipt(store: SourceStore, run: str, task: Task) -> list[Row] | None:
         data = store.get(key, max_bytes=ROWS_BYTES_MAX)
     except NotFoundError:
         return None
-    return _receipt(data, task, key)
+    rows = _receipt(data, task, key)
+    # A gc that came between the pack and its receipt may have removed what the receipt refers to.
+    return None if missing_packs(store, pack_sizes(rows)) else rows
 
 
 def adopt_receipt(store: Store, run: str, task: Task, rows: Sequence[Row]) -> list[Row]:
@@ -244,7 +248,7 @@ def commit(
         An archived object is another generation now; nothing is committed. Objects that came or went since
         the inventory do not matter: each archived one was read whole, at its planned generation.
     ConflictError
-        Another run committed first.
+        Another run committed first, or a collection of garbage removes what this one needs.
     FormatError, NotFoundError
         The rows do not tile the files, or a pack is gone; nothing is committed.
     StoreError
@@ -280,6 +284,7 @@ def commit(
         ),
         time=time,
     )
+    spare(store, {manifest_key(snapshot.manifest), *map(pack_key, sizes)})
     _put_manifest(store, snapshot, manifest)
     if gone := missing_packs(store, sizes):
         raise NotFoundError("the packs of this run", gone[0].detail, gone[0].key, "remove its receipts and run again")

@@ -240,13 +240,41 @@ def from_parquet(data: bytes, where: str = "") -> list[Row]:
         raise FormatError("rows as Parquet", f"{type(error).__name__}: {str(error)[:200]}", where) from error
 
 
-def _read(data: bytes, where: str) -> Iterator[Row]:
-    file = pq.ParquetFile(
+def packs_in(data: bytes, where: str = "") -> set[bytes]:
+    """Return the packs that rows refer to, from their column alone: memory for packs, not for rows.
+
+    Parameters
+    ----------
+    data : bytes
+        Rows whose digest the caller has checked; only damage that makes them unreadable is noticed here.
+    where : str
+        Key of the object, for messages.
+
+    Raises
+    ------
+    FormatError
+        They cannot be read.
+    """
+    packs: set[bytes] = set()
+    try:
+        for batch in _opened(data).iter_batches(GROUP_ROWS, columns=["pack"], use_threads=False):
+            packs.update(pack for pack in batch.column(0).unique().to_pylist() if pack is not None)
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
+        raise FormatError("rows as Parquet", f"{type(error).__name__}: {str(error)[:200]}", where) from error
+    return packs
+
+
+def _opened(data: bytes) -> pq.ParquetFile:
+    return pq.ParquetFile(
         pa.BufferReader(data),
         page_checksum_verification=True,
         thrift_string_size_limit=FOOTER_STRING_BYTES_MAX,
         thrift_container_size_limit=FOOTER_ITEMS_MAX,
     )
+
+
+def _read(data: bytes, where: str) -> Iterator[Row]:
+    file = _opened(data)
     if not file.schema_arrow.remove_metadata().equals(SCHEMA):
         raise FormatError(f"the columns {', '.join(_COLUMNS)}", f"{', '.join(file.schema_arrow.names)}", where)
     if file.metadata.num_rows > ROWS_MAX:
