@@ -1,10 +1,11 @@
 """Learning of fixed codebooks, and the choice of one from a sample.
 
-A family is a few books for one kind of words. It is learned from counts of samples: books are added where
-the samples are furthest from those there are, the length of the coded sample being the distance, and refined by
-turns of assigning samples to books and fitting books to their samples. All of it is integers.
+A family is a few books for one kind of words. It is learned from counts of samples: of books made for samples, that
+is taken next which saves most bits of all of them, and then books and samples are brought to fit by turns, each
+sample choosing a book and each book being made for those that chose it. All of it is integers.
 
-Source: Agrawal et al., arXiv 2601.10673, where one book codes one kind of tensor; the rest is ours.
+Source: Agrawal et al., arXiv 2601.10673, where one book codes one kind of tensor. Families are learned as in facility
+location, greedily (Cornuejols, Fisher and Nemhauser, 1977), then as by Lloyd; shifts and escapes are ours.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from operators.books import ID_BYTES, MAX_LENGTH, Book, Books
 from operators.errors import FormatError
-from operators.kernels.fixed import choose_book, count_sample
+from operators.kernels.fixed import code_lengths, count_sample
 from operators.kernels.huffman import limited_lengths
 from operators.literals.tables import log2_q16
 from operators.wire import Reader, put_varint
@@ -36,11 +37,11 @@ WIDE_RUN_WORDS = 256
 SHIPPED = Path(__file__).with_name("books.json")
 SET_MAGIC: Final = b"BRVS"
 MAX_FAMILIES, MAX_BOOKS, MAX_NAME, MAX_BOOK_BYTES = 256, 256, 64, 1 << 12
-UNIT = 1 << 20
-"""Samples count alike: their counts are brought to this sum."""
-REFINEMENTS = 3
-LEAST_LOSS_PPM = 1000
-"""A family grows while some sample takes this much more than with a book of its own."""
+REFINEMENTS = 4
+CANDIDATES = 256
+"""Samples of which books are made that a family may begin with."""
+LEAST_GAIN_PPM = 100
+"""A family grows while one more book saves this much."""
 WHOLE_BITS_Q8 = 10
 """What codes of whole bits lose for each word, about: 0.04 bits."""
 RARE_BITS = range(8, 16)
@@ -107,11 +108,18 @@ class Family:
     def _means(self) -> Counts:
         return np.array([book.mean for book in self.books], np.int64)
 
+    def measure(self, counts: Counts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return bits and shifts, shape (n, n_books), of samples with these counts, shape (n, 2**width_bits)."""
+        bits = np.empty((len(counts), len(self.books)), np.int64)
+        shifts = np.empty_like(bits)
+        code_lengths(counts, self._costs, self._means, self.step, bits, shifts)
+        return bits, shifts
+
     def choose(self, counts: Counts) -> Choice:
         """Return the book that takes the fewest bits of words with these counts, shape (2**width_bits,)."""
-        found = np.zeros(3, np.int64)
-        choose_book(counts, self._costs, self._means, self.step, found)
-        index, shift, bits = map(int, found)
+        all_bits, shifts = (each[0] for each in self.measure(counts[np.newaxis]))
+        index = int(all_bits.argmin())
+        bits, shift = int(all_bits[index]), int(shifts[index])
         n_words = int(counts.sum())
         live = counts[counts > 0]
         entropy_q16 = n_words * int(log2_q16(np.array([max(1, n_words)]))[0]) - int(live @ log2_q16(live))
@@ -142,32 +150,40 @@ def learn(samples: Sequence[Counts], n_books: int, *, step: int = 0) -> Family:
     Parameters
     ----------
     samples : sequence of int64 arrays, shape (2**width_bits,)
-        Counts of words of one tensor each, none without words.
+        Counts of words of one tensor each, none without words. Each word counts alike.
     n_books : int
     step : int
     """
-    parts = np.stack([counts * UNIT // int(counts.sum()) for counts in samples])
-    family = Family((fit(parts.sum(axis=0)),), step)
-    choices = [family.choose(part) for part in parts]
-    own = [fit(part) for part in parts]
-    own_bits = [int(part @ book.costs) for part, book in zip(parts, own, strict=True)]
-    for _ in range(n_books - 1):
-        losses = [choice.bits - bits for choice, bits in zip(choices, own_bits, strict=True)]
-        worst = max(range(len(parts)), key=losses.__getitem__)
-        if losses[worst] * 1_000_000 < own_bits[worst] * LEAST_LOSS_PPM:
-            break
-        family = Family((*family.books, own[worst]), step)
-        for _ in range(REFINEMENTS):
-            choices = [family.choose(part) for part in parts]
-            books = [_refit(parts, choices, index, book) for index, book in enumerate(family.books)]
-            family = Family(tuple(dict.fromkeys(books)), step)
-        choices = [family.choose(part) for part in parts]
+    parts = np.stack(samples)
+    family = Family(_spread(parts, n_books, step), step)
+    for _ in range(REFINEMENTS):
+        bits, shifts = family.measure(parts)
+        choices = bits.argmin(axis=1)
+        books = [_refit(parts, shifts[:, k], choices == k, book) for k, book in enumerate(family.books)]
+        family = Family(tuple(dict.fromkeys(books)), step)
     return family
 
 
-def _refit(parts: NDArray[np.int64], choices: Sequence[Choice], index: int, book: Book) -> Book:
+def _spread(parts: NDArray[np.int64], n_books: int, step: int) -> tuple[Book, ...]:
+    """Return the books, of one for all samples and some made for one each, that take the fewest bits together."""
+    some = parts[:: -(-len(parts) // CANDIDATES)]
+    books = tuple(dict.fromkeys([fit(parts.sum(axis=0)), *map(fit, some)]))
+    bits, _ = Family(books, step).measure(parts)
+    chosen = [int(bits.sum(axis=0).argmin())]
+    taken = bits[:, chosen[0]]
+    while len(chosen) < n_books:
+        totals = np.minimum(bits, taken[:, np.newaxis]).sum(axis=0)
+        best, total = int(totals.argmin()), int(taken.sum())
+        if (total - int(totals[best])) * 1_000_000 <= total * LEAST_GAIN_PPM:
+            break
+        chosen.append(best)
+        taken = np.minimum(taken, bits[:, best])
+    return tuple(books[k] for k in chosen)
+
+
+def _refit(parts: NDArray[np.int64], shifts: NDArray[np.int64], has_chosen: NDArray[np.bool_], book: Book) -> Book:
     """Return the best book for the samples that chose one, each shifted as it was chosen."""
-    own = [np.roll(part, -choice.shift) for part, choice in zip(parts, choices, strict=True) if choice.index == index]
+    own = [np.roll(part, -int(shift)) for part, shift in zip(parts[has_chosen], shifts[has_chosen], strict=True)]
     return fit(np.sum(own, axis=0)) if own else book
 
 

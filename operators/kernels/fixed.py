@@ -222,9 +222,7 @@ def decode_words(
 
 
 @kernel("counts")
-def count_sample(
-    words: NDArray[Any], rotate: int, n_runs: int, run_words: int, counts: NDArray[np.int64]
-) -> int:
+def count_sample(words: NDArray[Any], rotate: int, n_runs: int, run_words: int, counts: NDArray[np.int64]) -> int:
     """Count the highest bytes of rotated words in runs spread over all of them; return how many were counted.
 
     A stride would meet columns: the place of run k is a hash of k inside the k-th part.
@@ -243,16 +241,20 @@ def count_sample(
     return n_runs * run_words
 
 
-@kernel("found")
-def choose_book(
-    counts: NDArray[np.int64], costs: NDArray[np.int32], means: NDArray[np.int64], step: int, found: NDArray[np.int64]
+@kernel("bits", "shifts")
+def code_lengths(
+    counts: NDArray[np.int64],
+    costs: NDArray[np.int32],
+    means: NDArray[np.int64],
+    step: int,
+    bits: NDArray[np.int64],
+    shifts: NDArray[np.int64],
 ) -> None:
-    """Find the book, and the shift of the words, that takes the fewest bits.
+    """Find the bits that the words of every sample take in every book, shifted as suits them best.
 
     Parameters
     ----------
-    counts : int64 array, shape (mask + 1,)
-        Of a sample.
+    counts : int64 array, shape (n_samples, mask + 1)
     costs : int32 array, shape (n_books, mask + 1)
         Bits of each word in each book.
     means : int64 array, shape (n_books,)
@@ -260,28 +262,29 @@ def choose_book(
     step : int
         Three shifts by multiples of it are tried, about the one that brings the means together, beside none; 0 tries
         none.
-    found : int64 array, shape (3,)
-        Set to the book, the shift, which is to be subtracted from words, and the bits. Of equal ones the first.
+    bits, shifts : int64 arrays, shape (n_samples, n_books)
+        Set to the bits, and to the shift, which is to be subtracted from words. Of equal ones the first.
     """
-    size = counts.size
-    total, mean = np.int64(0), np.int64(0)
-    low, high = size, 0
-    for w in range(size):
-        if counts[w]:
-            total += counts[w]
-            mean += counts[w] * w
-            low = min(low, w)
-            high = w + 1
-    mean //= max(total, np.int64(1))
-    found[2] = -1
-    for k in range(costs.shape[0]):
-        for s in range(4 if step else 1):
-            shift = ((mean - means[k]) // max(step, 1) + s - 1) * step if s else np.int64(0)
-            bits = np.int64(0)
-            for w in range(low, high):
-                bits += counts[w] * costs[k, (w - shift) & (size - 1)]
-            if found[2] < 0 or bits < found[2]:
-                found[0], found[1], found[2] = k, shift & (size - 1), bits
+    size = counts.shape[1]
+    for i in range(counts.shape[0]):
+        total, mean = np.int64(0), np.int64(0)
+        low, high = size, 0
+        for w in range(size):
+            if counts[i, w]:
+                total += counts[i, w]
+                mean += counts[i, w] * w
+                low = min(low, w)
+                high = w + 1
+        mean //= max(total, np.int64(1))
+        for k in range(costs.shape[0]):
+            bits[i, k] = -1
+            for s in range(4 if step else 1):
+                shift = ((mean - means[k]) // max(step, 1) + s - 1) * step if s else np.int64(0)
+                taken = np.int64(0)
+                for w in range(low, high):
+                    taken += counts[i, w] * costs[k, (w - shift) & (size - 1)]
+                if bits[i, k] < 0 or taken < bits[i, k]:
+                    bits[i, k], shifts[i, k] = taken, shift & (size - 1)
 
 
 # -- words and the byte that is coded -------------------------------------------------------------------

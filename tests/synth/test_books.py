@@ -56,6 +56,18 @@ def test_a_family_finds_the_kinds_that_there_are() -> None:
     assert learn(samples, 8) == family
 
 
+def test_books_go_where_the_samples_are() -> None:
+    rng = np.random.default_rng(3)
+    widths = [2] * 40 + [9] * 40 + [50, 70]
+    samples = [
+        np.bincount(np.round(rng.normal(128, width, 4096)).astype(np.int64).clip(0, 255), minlength=256)
+        for width in widths
+    ]
+    family = learn(samples, 2)  # two kinds, and two samples that are like nothing else
+    for counts in samples[:80]:
+        assert family.choose(counts).bits < 1.02 * huffman_bits(counts)
+
+
 def test_a_shift_follows_a_factor() -> None:
     rng = np.random.default_rng(1)
     samples = [np.bincount(100 - rng.geometric(0.4, 4096).clip(0, 60), minlength=256) for _ in range(8)]
