@@ -112,9 +112,11 @@ class Condition(Step):
         words, below = found
         stream = hole.stream
         encoding = self.encoding(Stream(stream.width_bits, words.size), hole.columns)
-        memo, key = hole.setting.conditioned, (id(words), below, stream.n_words, *encoding.params)
-        if key in memo:
-            return memo[key][1]
+        key = ("conditioned", below, stream.n_words, hole.setting.sample_words, encoding)
+        return hole.setting.memo.once(words, key, lambda: self._costs(encoding, hole, words, below))
+
+    def _costs(self, encoding: Tiled, hole: Hole, words: Words, below: int) -> list[int] | None:
+        stream = hole.stream
         n_sampled = hole.setting.sample_words
         n_rows = words.size // encoding.columns // TILE_ROWS * TILE_ROWS
         step = max(1, n_rows * CHUNK // n_sampled)
@@ -143,19 +145,15 @@ class Condition(Step):
             extra_bits = 8 * encoding.extra_bytes(stream, (LEVELS if self.signed == 2 else 1) << tables)
             payload_q8 = (bits * stream.n_words // counted >> 12) + (fixed + head + extra_bits) * Q8
             result.append(node + literal_q8(payload_q8))
-        memo[key] = (words, result)
         return result
 
 
 def _scales_of(encoding: Tiled, hole: Hole, words: Words, below: int, step: int) -> Scales:
     """Return the scales of a leaf. Those of rows and columns, and signs, are measured once for all conditions."""
-    measured, effort = hole.setting.measured, THOROUGH if hole.setting.thorough else USUAL
+    memo, effort = hole.setting.memo, THOROUGH if hole.setting.thorough else USUAL
 
     def measure(part: Tiled) -> Scales:
-        key = (id(words), below, step, *part.params)
-        if key not in measured:
-            measured[key] = words, part.scales_of(words, below, step, effort)
-        return measured[key][1]
+        return memo.once(words, ("scales", below, step, part), lambda: part.scales_of(words, below, step, effort))
 
     scales = measure(replace(encoding, signed=min(encoding.signed, 1), scales=2 if encoding.scales else 0))
     if encoding.scales == 1:

@@ -119,7 +119,6 @@ def judge(
     words : Words
         At most `MAX_WORDS`.
     shift : int
-        0 where the field is wider than `NARROW_BITS`: such a field is judged after it has been cut out.
     stream : Stream
         The whole. A part of it has to show each word `GUARD` times, as a mean, before the cost of a code is
         worked out: else its table is unknown.
@@ -139,8 +138,7 @@ def judge(
         judge_narrow(words, shift, width_bits, *counted, max_live, not closed, *row_below, *tables)
         row = found.tolist()
     else:
-        assert shift == 0
-        judge_wide(words, width_bits, not closed, *row_below, n, scratch.slots, scratch.hits, found)
+        judge_wide(words, shift, width_bits, not closed, *row_below, n, scratch.slots, scratch.hits, found)
         row = found.tolist()
         row[6:8] = found[6:8].view(np.uint64).tolist()
     summary = Summary(n_sample, row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[13])

@@ -337,23 +337,27 @@ def _cut(rank: int) -> Maker:
     """Return the maker of the cut that is at `rank` among all, by the entropies of both halves."""
 
     def step(hole: Hole) -> Step | None:
-        width = hole.stream.width_bits
-        if hole.cut_order is None:
-            sampled = -(-hole.summary.n_words // -(-hole.summary.n_words // MAX_CUT_WORDS))
-            flat = sampled << LOG_SCALE_BITS
-            ranked = sorted(
-                (
-                    (flat * cut if low < 0 else min(low, flat * cut))
-                    + (flat * (width - cut) if high < 0 else min(high, flat * (width - cut))),
-                    cut,
-                )
-                for cut, (low, high) in enumerate(cut_entropies(hole.sample.words, width), 1)
-            )
-            hole.cut_order = [cut for _, cut in ranked]
-        cut = hole.cut_order[rank]
-        return Split((cut, width - cut), f"cut.{cut}")
+        sample, shift, width = hole.field
+        ranked = hole.setting.memo.once(sample, ("cuts", shift, width), lambda: _ranked_cuts(hole))
+        return Split((ranked[rank], width - ranked[rank]), f"cut.{ranked[rank]}")
 
     return step
+
+
+def _ranked_cuts(hole: Hole) -> list[int]:
+    """Return where the words may be cut in two, the best cut first."""
+    width = hole.stream.width_bits
+    sampled = -(-hole.summary.n_words // -(-hole.summary.n_words // MAX_CUT_WORDS))
+    flat = sampled << LOG_SCALE_BITS
+    ranked = sorted(
+        (
+            (flat * cut if low < 0 else min(low, flat * cut))
+            + (flat * (width - cut) if high < 0 else min(high, flat * (width - cut))),
+            cut,
+        )
+        for cut, (low, high) in enumerate(cut_entropies(hole.sample.words, width), 1)
+    )
+    return [cut for _, cut in ranked]
 
 
 def _has_cuts(rank: int) -> Detector:

@@ -7,15 +7,14 @@ cost and best edge, an improvement is pushed up, and the program is read off the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from operators.base import Operator, Stream
 from operators.kernels.fields import split_field
-from operators.literals.tiled import Scales
 from operators.words import Dtype, Words, container, dtype_of
 from synth.cost import (
     BYTE_Q8,
@@ -45,49 +44,25 @@ MIN_LZ_BYTES = 64
 """Fewest bytes of a stream for which LZ is looked at."""
 Region = Callable[[], Words]
 """Gives the whole words of a hole."""
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What a search has worked out of fields already: many steps cut the same field out of the same words.
+class Memo:
+    """What a search has worked out already: many steps make the same of the same words.
 
-    Keys begin with the id of a sample, which the value keeps alive.
-
-    Attributes
-    ----------
-    samples : dict
-        (id, shift, width) to the sample above and the one cut out of it.
-    origins : dict
-        Id of a sample that was cut out to that sample, the one that it was cut out of in the first place, and
-        the shift there: a field of a field is a field.
-    judged : dict
-        (id, shift, width, closed) to the sample, its verdict, and the literal with LZ.
-    counted : dict
-        Id of a sample of narrow words to it and to its counts, where they are fewer than the words.
-    planned : dict
-        (id, LZ tried) of a whole sample to it, and to exact cost and encoding of its literal.
+    Keys begin with the id of what was looked at, which the value keeps alive.
     """
 
-    samples: dict[tuple[int, int, int], tuple[Sample, Sample]] = field(default_factory=dict)
-    origins: dict[int, tuple[Sample, Sample, int]] = field(default_factory=dict)
-    judged: dict[tuple[int, int, int, bool], tuple[Sample, Verdict, LiteralCost]] = field(default_factory=dict)
-    counted: dict[int, tuple[Sample, Counted]] = field(default_factory=dict)
-    planned: dict[tuple[int, bool], tuple[Sample, int, str]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._known: dict[tuple[Hashable, ...], tuple[object, Any]] = {}
 
-    def cut_out(self, field: Field) -> Sample:
-        """Return a field as a sample of its own, the same one each time."""
-        origin, shift = self.origin(field.sample, field.shift)
-        key = (id(origin), shift, field.width_bits)
-        if key not in self.samples:
-            cut = field.cut_out()
-            self.samples[key] = (origin, cut)
-            self.origins[id(cut)] = (cut, origin, shift)
-        return self.samples[key][1]
-
-    def origin(self, sample: Sample, shift: int) -> tuple[Sample, int]:
-        """Return the sample that holds the words of which `sample` may be a field, and the shift there."""
-        above = self.origins.get(id(sample))
-        return (sample, shift) if above is None else (above[1], above[2] + shift)
+    def once(self, owner: object, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
+        """Return what `make` makes of `owner`; `key` says what that is. Made once."""
+        full = (id(owner), *key)
+        if full not in self._known:
+            self._known[full] = owner, make()
+        made: T = self._known[full][1]
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +76,9 @@ class Setting:
     thorough: bool = False
     """Of conditioned leaves, as in `SearchOptions`."""
     probe: LzProbe = field(default_factory=LzProbe)
-    known: Known = field(default_factory=Known)
-    conditioned: dict[tuple[int, ...], tuple[object, list[int]]] = field(default_factory=dict)
-    """Costs of conditioned leaves, by the id of words, which the value keeps alive, and the condition."""
-    measured: dict[tuple[int, ...], tuple[Words, Scales]] = field(default_factory=dict)
-    """Scales and signs of rows and columns, likewise."""
-    parted: dict[tuple[int, ...], tuple[Words, Words]] = field(default_factory=dict)
-    """What was found to part rows, by the id of the words, which the value keeps alive."""
+    memo: Memo = field(default_factory=Memo)
+    counted: dict[int, tuple[Sample, Counted]] = field(default_factory=dict)
+    """By the id of a sample of narrow words it and its counts, where they are fewer than the words."""
 
     @classmethod
     def of(cls, dtype: str | None, options: SearchOptions) -> Setting:
@@ -123,13 +94,19 @@ class Setting:
         return Hole(self, sample, "root", 0, region=region, is_float=is_float, origin=(region, 0))
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """Bits `shift` to ``shift + width_bits`` of the words of another sample: cut out only when needed."""
+class Field(NamedTuple):
+    """Bits `shift` to ``shift + width_bits`` of the words of a sample: cut out only when needed.
+
+    The sample is no field itself, so that the same field of the same words is always the same.
+    """
 
     sample: Sample
     shift: int
     width_bits: int
+
+    def part(self, shift: int, width_bits: int) -> Field:
+        """Return a field of this field."""
+        return Field(self.sample, self.shift + shift, width_bits)
 
     def cut_out(self) -> Sample:
         """Return the field as a sample of its own."""
@@ -162,6 +139,8 @@ class Hole:
 
     Attributes
     ----------
+    field : Field
+        Where the words are found.
     best_q8 : int
         Cost of the best program known, a literal at first.
     best_edge : Edge or None
@@ -179,14 +158,12 @@ class Hole:
         Exact structure that was looked for in all words.
     plain_q8 : int
         Cost of a literal without LZ.
-    cut_order : list of int or None
-        Cuts of the words in two, the best first, once they have been ranked.
     """
 
     __slots__ = (
-        "best_edge", "best_q8", "closed", "columns", "cut_order", "depth", "detected", "edges", "exact", "features",
+        "best_edge", "best_q8", "closed", "columns", "depth", "detected", "edges", "exact", "features", "field",
         "is_float", "layout", "literal", "origin", "parent", "path_q10", "plain_q8", "refused", "region", "setting",
-        "source", "stream", "summary", "tag",
+        "stream", "summary", "tag",
     )  # fmt: skip
 
     def __init__(
@@ -202,10 +179,10 @@ class Hole:
         layout: Dtype | None = None,
         origin: tuple[Region, int] | None = None,
     ) -> None:
-        if isinstance(source, Field) and source.width_bits > NARROW_BITS:
-            source = setting.known.cut_out(source)
+        whole = source if isinstance(source, Field) else Field(source, 0, source.stream.width_bits)
+        sample, shift, width = whole
         self.setting = setting
-        self.source = source
+        self.field = whole
         self.tag = tag
         self.depth = depth
         self.is_float = is_float
@@ -214,33 +191,16 @@ class Hole:
         self.origin = origin
         self.parent: Edge | None = None
         self.path_q10 = 0
-        if isinstance(source, Field):
-            sample, shift, width = source.sample, source.shift, source.width_bits
-        else:
-            sample, shift, width = source, 0, source.stream.width_bits
-        self.stream = Stream(width, sample.stream.n_words)
+        self.stream = sample.stream if source is sample else Stream(width, sample.stream.n_words)
         self.columns = sample.columns
         self.region = region
-        self.exact = sample.words.size == self.stream.n_words
-        shared = depth > 0 and region is None
-        known = setting.known
-        base, base_shift = known.origin(sample, shift)
-        key = (id(base), base_shift, width, closed)
-        earlier = known.judged.get(key) if shared else None
-        if earlier is not None:
-            _, verdict, literal = earlier
-            self.summary, self.features = verdict.summary, verdict.features
+        self.exact = sample.layout is None
+        # What is looked at whole may be worth matching, whatever its sample says.
+        if region is None:
+            verdict, literal = setting.memo.once(sample, ("judged", shift, width, closed), self._judged)
         else:
-            counted = known.counted[id(sample)][1] if id(sample) in known.counted else NOT_COUNTED
-            verdict = judge(
-                sample.words, shift, self.stream, row_below=sample.row_below, closed=closed, counted=counted
-            )
-            if source is sample and width <= NARROW_BITS and COUNTED_WORDS * verdict.summary.live < sample.words.size:
-                known.counted[id(sample)] = (sample, counts_of(verdict))
-            self.summary, self.features = verdict.summary, verdict.features
-            literal = self._with_lz(verdict.literal)
-            if shared:
-                known.judged[key] = (base, verdict, literal)
+            verdict, literal = self._judged()
+        self.summary, self.features = verdict.summary, verdict.features
         self.literal = literal
         self.plain_q8 = verdict.literal.bits_q8
         self.best_q8 = self.literal.bits_q8
@@ -248,14 +208,14 @@ class Hole:
         self.edges: list[Edge] = []
         self.refused: list[str] = []
         self.detected: dict[Step, Operator | None] = {}
-        self.cut_order: list[int] | None = None
 
     @property
     def sample(self) -> Sample:
-        """The sample, cut out of the one above at its first use."""
-        if isinstance(self.source, Field):
-            self.source = self.setting.known.cut_out(self.source)
-        return self.source
+        """The words as a sample of their own, cut out of wider ones at the first use."""
+        sample, shift, width = self.field
+        if width == sample.stream.width_bits:
+            return sample
+        return self.setting.memo.once(sample, ("cut", shift, width), self.field.cut_out)
 
     @property
     def look(self) -> tuple[object, ...]:
@@ -287,16 +247,28 @@ class Hole:
 
     def exact_literal(self) -> tuple[int, str]:
         """Return cost and encoding of a literal as the emitter will write it; `exact` is required."""
-        sample, with_lz, planned = self.sample, self.literal.encoding == "lz", self.setting.known.planned
-        key = id(sample), with_lz
-        if key not in planned:
-            planned[key] = sample, *exact_literal(sample.words, self.stream, with_lz=with_lz)
-        return planned[key][1:]
+        sample, with_lz, memo = self.sample, self.literal.encoding == "lz", self.setting.memo
+        return memo.once(
+            sample, ("planned", with_lz), lambda: exact_literal(sample.words, self.stream, with_lz=with_lz)
+        )
 
-    def _with_lz(self, literal: LiteralCost) -> LiteralCost:
+    def _judged(self) -> tuple[Verdict, LiteralCost]:
+        """Return the verdict on the words, and the cheapest literal."""
+        (sample, shift, width), counted = self.field, self.setting.counted
+        counts = counted[id(sample)][1] if id(sample) in counted else NOT_COUNTED
+        verdict = judge(
+            sample.words, shift, self.stream, row_below=sample.row_below, closed=self.closed, counted=counts
+        )
+        is_all = width == sample.stream.width_bits
+        if is_all and width <= NARROW_BITS and COUNTED_WORDS * verdict.summary.live < sample.words.size:
+            counted[id(sample)] = (sample, counts_of(verdict))
+        return verdict, self._with_lz(verdict)
+
+    def _with_lz(self, verdict: Verdict) -> LiteralCost:
         """Return the cheapest literal, LZ included where words repeat, and in any case where matches may lie apart."""
+        literal = verdict.literal
         is_looked_at = self.region is not None and (self.depth == 0 or self.tag.startswith("sign"))
-        if not is_looked_at and not self.summary.repeats:
+        if not is_looked_at and not verdict.summary.repeats:
             return literal
         if self.stream.n_bytes < MIN_LZ_BYTES or literal.bits_q8 <= 8 * BYTE_Q8:
             return literal

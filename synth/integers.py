@@ -40,12 +40,12 @@ class Folded(Condition):
         whole, columns = hole.whole(), hole.columns
         if whole is None:
             return None
-        parted, key = hole.setting.parted, (id(whole), columns)
-        if key not in parted:
+
+        def folded() -> Words:
             step = max(1, whole.size // max(1, columns) // JUDGED_ROWS)
-            rows = whole if step == 1 else whole.reshape(-1, columns)[: step * JUDGED_ROWS : step].reshape(-1)
-            parted[key] = whole, _folded(rows)
-        return parted[key][1], 0
+            return _folded(whole if step == 1 else whole.reshape(-1, columns)[: step * JUDGED_ROWS : step].reshape(-1))
+
+        return hole.setting.memo.once(whole, ("folded", columns), folded), 0
 
     def costs(self, hole: Hole) -> list[int] | None:
         costs = Condition.costs(self, hole)

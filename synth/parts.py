@@ -6,7 +6,6 @@ depth: it looks like what other tensors are as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,8 +114,8 @@ class Rows(Step):
         if words is None or not isinstance(op, Partition):
             return None
         setting = hole.setting
-        is_marked = _zeros_of(hole, words) >= op.low_bits
-        mask = take_sample(is_marked.view(np.uint8), 1, 0, setting.sample_words, setting.exact_words)
+        key = ("mask", op, setting.sample_words, setting.exact_words)
+        mask = setting.memo.once(words, key, lambda: _mask(hole, words, op))
         rest = _rows(hole, words, op, is_marked=False)
         marked = _zeros(hole, op, self._tag(2)) if self.all_bits else _rows(hole, words, op, is_marked=True)
         return node_q8(op), [Hole(setting, mask, self._tag(0), hole.depth + 1), rest, marked]
@@ -196,27 +195,31 @@ def _row_zeros(words: Words, stream: Stream, columns: int) -> Words:
 
 def _zeros_of(hole: Hole, words: Words) -> Words:
     """Return `_row_zeros` of all words of a hole, looked for once."""
-    return _once(hole, words, (0,), lambda: _row_zeros(words, hole.stream, hole.columns))
+    key = ("row zeros", hole.columns)
+    return hole.setting.memo.once(words, key, lambda: _row_zeros(words, hole.stream, hole.columns))
 
 
-def _once(hole: Hole, words: Words, key: tuple[int, ...], make: Callable[[], Words]) -> Words:
-    """Return what `make` makes of `words`, made once in a search."""
-    parted, full = hole.setting.parted, (id(words), hole.columns, *key)
-    if full not in parted:
-        parted[full] = words, make()
-    return parted[full][1]
+def _mask(hole: Hole, words: Words, op: Partition) -> Sample:
+    """Return which rows are marked."""
+    setting, is_marked = hole.setting, _zeros_of(hole, words) >= op.low_bits
+    return take_sample(is_marked.view(np.uint8), 1, 0, setting.sample_words, setting.exact_words)
 
 
 def _rows(hole: Hole, words: Words, op: Partition, *, is_marked: bool) -> Hole:
     """Return the hole of some rows."""
-    setting, columns = hole.setting, hole.columns
-    kept = np.flatnonzero((_zeros_of(hole, words) >= op.low_bits) == is_marked)
-    sample = take_sample(words, hole.stream.width_bits, columns, setting.sample_words, setting.exact_words, kept=kept)
+    setting, memo, columns = hole.setting, hole.setting.memo, hole.columns
+    sizes = setting.sample_words, setting.exact_words
+
+    def sampled() -> tuple[NDArray[np.int64], Sample]:
+        kept = np.flatnonzero((_zeros_of(hole, words) >= op.low_bits) == is_marked)
+        return kept, take_sample(words, hole.stream.width_bits, columns, *sizes, kept=kept)
+
+    kept, sample = memo.once(words, ("rows", op, is_marked, *sizes), sampled)
     step = -(-sample.stream.n_words // PART_WORDS)
 
     def some() -> Words:
-        key = (op.low_bits, int(is_marked), step)
-        return _once(hole, words, key, lambda: words.reshape(-1, columns)[kept[::step]].reshape(-1))
+        key = ("some rows", op, is_marked, step)
+        return memo.once(words, key, lambda: words.reshape(-1, columns)[kept[::step]].reshape(-1))
 
     return Hole(
         setting,

@@ -27,7 +27,6 @@ from synth.grammar import Production, offers
 from synth.hole import Edge, Hole
 from synth.options import SearchOptions
 from synth.prior import Belief, Prior
-from synth.sample import Sample
 from synth.template import Template, template_of
 
 LAMBDA_Q16 = (655, 1966)
@@ -80,7 +79,8 @@ class Search:
         self.options = options
         self.expansions = 0
         self.n_holes = 1
-        self.held_bytes = root.sample.words.nbytes
+        self.held_bytes = 0
+        self._held: set[int] = set()
         self.improvements = [Improvement(0, root.best_q8, None)]
         self.stopped = "budget"
         self._depth, self._disable = options.depth, frozenset(options.disable)
@@ -110,7 +110,8 @@ class Search:
         self._is_thrifty = prior.informed and self.options.min_gain_ppm > 0 and not self.root.summary.repeats
         self._queue.clear()
         self._waiting.clear()
-        self.held_bytes = self.root.sample.words.nbytes
+        self.held_bytes = 0
+        self._held.clear()
         for hole in self.holes:
             self._offer(hole)
         while self.expansions < budget:
@@ -239,17 +240,18 @@ class Search:
 
     def _offer(self, hole: Hole) -> None:
         """Queue what may be tried at `hole` and has not been."""
-        options = self.options
         left = self._prior.ranked(hole, offers(hole, self._depth, self._disable))
         if hole.edges or hole.refused:
             tried = {edge.name for edge in hole.edges} | set(hole.refused)
             left = [entry for entry in left if entry[1].name not in tried]
         if not left:
             return
-        if isinstance(hole.source, Sample) and hole is not self.root:
-            if self.held_bytes + hole.source.words.nbytes > options.max_held_bytes:
+        if id(hole.field.sample) not in self._held:
+            n_bytes = hole.field.sample.words.nbytes
+            if self.held_bytes + n_bytes > self.options.max_held_bytes:
                 return
-            self.held_bytes += hole.source.words.nbytes
+            self._held.add(id(hole.field.sample))
+            self.held_bytes += n_bytes
         if self._shuffle is None:
             left = left.copy()
         else:

@@ -108,7 +108,7 @@ class Split(Step):
         children = []
         shift = 0
         for slot, width in enumerate(self.widths):
-            field = Field(hole.sample, shift, width)
+            field = hole.field.part(shift, width)
             origin = None if hole.origin is None else (hole.origin[0], hole.origin[1] + shift)
             is_float = self.keeps_float and slot == len(self.widths) - 1
             layout = _upper(hole.layout, shift) if is_float else None
@@ -147,7 +147,8 @@ class Narrow(Step):
 
     def expand(self, hole: Hole) -> Expansion | None:
         op = Unpack(self.width_bits)
-        return node_q8(op), [Hole(hole.setting, hole.sample.unpacked(op), self._tag(0), hole.depth + 1)]
+        narrow = hole.setting.memo.once(hole.sample, ("unpacked", op), lambda: hole.sample.unpacked(op))
+        return node_q8(op), [Hole(hole.setting, narrow, self._tag(0), hole.depth + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,20 +203,24 @@ class Delta(Step):
         return self.kind(lag) if 0 < lag < stream.n_words else None
 
     def expand(self, hole: Hole) -> Expansion | None:
-        op = self.operator(hole.sample.words, hole.stream, hole.columns)
-        if op is None:
+        lag = hole.columns if self.by_row else 1
+        if not 0 < lag < hole.stream.n_words:
             return None
-        lag = op.params[0]
-        deltas = hole.sample.lagged(op, lag)
+        op, memo, (base, shift, width) = self.kind(lag), hole.setting.memo, hole.field
+        if shift and self.kind is ScanAdd:
+            base, shift = hole.sample, 0  # what is borrowed from the bits below does not belong to the field
+        deltas = memo.once(base, ("deltas", op), lambda: base.lagged(op, lag))
         if deltas is None:
             return None
         words = hole.whole()
-        below = Hole(hole.setting, deltas, self._tag(1), hole.depth + 1)
+        below = Hole(hole.setting, Field(deltas, shift, width), self._tag(1), hole.depth + 1)
         if words is not None and not below.exact and _nearly_constant(below):
             below.region = _deltas(op, words, hole.stream)
-        first_words = (hole.sample.words if words is None else words)[:lag]
-        layout = None if first_words.size == lag else (1, 1, 1, first_words.size)
-        first = Sample(first_words, Stream(hole.stream.width_bits, lag), 0, layout)
+        first: Sample | Field
+        if hole.region is None:
+            first = Field(memo.once(base, ("first", lag), lambda: _first(base.words, base.stream, lag)), shift, width)
+        else:
+            first = _first(hole.region(), hole.stream, lag)
         return node_q8(op), [Hole(hole.setting, first, self._tag(0), hole.depth + 1, closed=True), below]
 
 
@@ -248,12 +253,8 @@ class Lookup(Step):
     def expand(self, hole: Hole) -> Expansion | None:
         if not 0 < hole.summary.live <= MAX_DICTIONARY:
             return None
-        op = Dictionary(hole.summary.live)
-        sampled = hole.sample
-        targets = op.targets(sampled.words, Stream(hole.stream.width_bits, sampled.words.size))
-        assert targets is not None
-        values = Sample(targets[0], Stream(hole.stream.width_bits, targets[0].size), 0, None)
-        indices = sampled.with_words(targets[1], op.index_bits)
+        op, sampled, memo = Dictionary(hole.summary.live), hole.sample, hole.setting.memo
+        values, indices = memo.once(sampled, ("dictionary",), lambda: _looked_up(op, sampled))
         return node_q8(op), [
             Hole(hole.setting, values, self._tag(0), hole.depth + 1, closed=True),
             Hole(hole.setting, indices, self._tag(1), hole.depth + 1),
@@ -322,10 +323,28 @@ class Ends(Step):
 
 def _mapped(hole: Hole, op: Operator, tag: str) -> Expansion:
     sample = hole.sample
-    targets = op.targets(sample.words, Stream(hole.stream.width_bits, sample.words.size))
+
+    def mapped() -> Sample:
+        targets = op.targets(sample.words, Stream(hole.stream.width_bits, sample.words.size))
+        assert targets is not None
+        return sample.with_words(targets[0], hole.stream.width_bits)
+
+    below = hole.setting.memo.once(sample, ("mapped", op), mapped)
+    return node_q8(op), [Hole(hole.setting, below, tag, hole.depth + 1)]
+
+
+def _first(words: Words, stream: Stream, lag: int) -> Sample:
+    """Return the first words of a stream, or what a sample has of them."""
+    first = words[:lag]
+    return Sample(first, Stream(stream.width_bits, lag), 0, None if first.size == lag else (1, 1, 1, first.size))
+
+
+def _looked_up(op: Dictionary, sample: Sample) -> tuple[Sample, Sample]:
+    """Return the words that a dictionary holds, and the index of each word."""
+    targets = op.targets(sample.words, Stream(sample.stream.width_bits, sample.words.size))
     assert targets is not None
-    mapped = sample.with_words(targets[0], hole.stream.width_bits)
-    return node_q8(op), [Hole(hole.setting, mapped, tag, hole.depth + 1)]
+    values = Sample(targets[0], Stream(sample.stream.width_bits, targets[0].size), 0, None)
+    return values, sample.with_words(targets[1], op.index_bits)
 
 
 def _deltas(op: Operator, words: Words, stream: Stream) -> Region:

@@ -11,7 +11,7 @@ from operators.ops.const import Const
 from operators.program import Node
 from operators.words import Words
 from synth.cost import BYTE_Q8
-from synth.hole import Hole, Known, Setting
+from synth.hole import Hole, Setting
 from synth.options import SearchOptions
 from synth.prior import Prior
 from synth.search import Improvement, Search
@@ -130,9 +130,8 @@ def finish(
     options = search.options
     root = search.root
     if not (root.exact or _is_clear(search)):
-        root = replace(
-            setting, sample_words=options.finish_words, exact_words=options.finish_words, known=Known(), conditioned={}
-        ).root(words, columns)
+        larger = replace(setting, sample_words=options.finish_words, exact_words=options.finish_words)
+        root = larger.root(words, columns)
         root.detected = search.root.detected
     last_first = [improvement.template for improvement in reversed(search.improvements)]
     found = _ranked(root, [*last_first[: options.finalists], None], exact=False)

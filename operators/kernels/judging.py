@@ -493,14 +493,14 @@ def judge_narrow(
 
 @kernel("slots", "hits", "verdict")
 def judge_wide(
-    words: Any, width_bits: int, is_open: bool, row_lag: int, row_block: int, n_words: int, slots: Any, hits: Any,
-    verdict: Any,
+    words: Any, shift: int, width_bits: int, is_open: bool, row_lag: int, row_block: int, n_words: int, slots: Any,
+    hits: Any, verdict: Any,
 ) -> None:  # fmt: skip
-    """Judge words of more than 16 bits, as `judge_narrow` does: without entropies, their literal is bit-packed.
+    """Judge fields of more than 16 bits, as `judge_narrow` does: without entropies, their literal is bit-packed.
 
     Parameters
     ----------
-    words, width_bits, is_open, row_lag, row_block
+    words, shift, width_bits, is_open, row_lag, row_block
         Of `judge_narrow`.
     n_words : int
         Of the whole stream.
@@ -512,15 +512,18 @@ def judge_wide(
         `MAX_DISTINCT` words count as if no word occurred twice.
     """
     n = words.size
-    equal = _n_equal(words, 0, width_bits)
+    equal = _n_equal(words, shift, width_bits)
+    down = np.uint64(shift)
+    keep = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width_bits)
     varying, largest = np.uint64(0), np.uint64(0)
     for i in range(n):
         varying |= np.uint64(words[i]) ^ np.uint64(words[0])
-        largest = max(largest, np.uint64(words[i]))
+        largest = max(largest, (np.uint64(words[i]) >> down) & keep)
+    varying = (varying >> down) & keep
     wrap = np.uint64(SLOTS - 1)
     n_distinct = 0
     for i in range(n):
-        word = np.uint64(words[i])
+        word = (np.uint64(words[i]) >> down) & keep
         place = ((word * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & wrap
         while hits[place] and slots[place] != word:
             place = (place + np.uint64(1)) & wrap
@@ -546,4 +549,4 @@ def judge_wide(
     entropy = np.int64(3) if 2 * live > max(np.int64(1), n) else np.int64(1) if live > 256 else np.int64(0)
     _set_features(n, width_bits, n_words, entropy, varying, verdict)
     if is_open:
-        _look_around(words, 0, width_bits, row_lag, row_block, verdict)
+        _look_around(words, shift, width_bits, row_lag, row_block, verdict)
