@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any, Generic, Protocol, TypeVar
 
 from operators.errors import ArchiveError, ChangedError, DeniedError, InternalError, NotFoundError, StoreError
@@ -239,9 +240,18 @@ _work: Callable[[Any], Any] | ArchiveError | None = None
 
 
 def _open_in_worker(job: Job[Any, Any]) -> None:
+    Thread(target=_end_with_driver, daemon=True).start()
     collect_seldom()
     global _work  # noqa: PLW0603 -- a pool hands state to its workers through globals only
     _work = opened(job)  # an error raised here would look like a worker that died
+
+
+def _end_with_driver() -> None:
+    """End this process when its driver was killed: nobody is left to hand out work or to tell it to stop."""
+    driver = multiprocessing.parent_process()
+    assert driver is not None
+    driver.join()
+    os._exit(1)
 
 
 def _work_in_worker(items: Sequence[Any], threads: int) -> list[Outcome[Any, Any]] | ArchiveError:
