@@ -58,6 +58,13 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     raise _Stop(f"signal {number}")
 
 
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     common = argparse.ArgumentParser(add_help=False)
@@ -95,6 +102,7 @@ def parser() -> argparse.ArgumentParser:
     archive.add_argument("--dry-run", action="store_true", help="list what would be archived, write nothing")
     archive.add_argument("--prior", metavar="FILE", help="prior of another checkpoint, instead of learning one")
     archive.add_argument("--strict-format", action="store_true", help="a file with a faulty format fails")
+    archive.add_argument("--tag", action="append", default=[], help="tag the snapshot, for `prune --keep-tag`")
     archive.add_argument("--single-writer", action="store_true", help="accept a store that cannot refuse a taken key")
 
     restore = add("restore", commands.restore, "bring files or one tensor back, bit for bit", filters, snapshot)
@@ -109,6 +117,27 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("--level", choices=("manifest", "bytes", "decode"), default="decode")
     verify.add_argument("--sample", metavar="PERCENT", help="a deterministic part, such as 5%%")
     verify.add_argument("--part", metavar="N/T", help="slice N of T: T runs cover everything")
+
+    prune = add("prune", commands.prune, "drop snapshots that no rule keeps; shows them without --yes")
+    prune.add_argument("archive", metavar="ARCHIVE")
+    prune.add_argument("--name", action="append", default=[], help="only this checkpoint")
+    prune.add_argument("--keep-last", type=_count, default=0, metavar="N", help="the last N snapshots")
+    for period in ("daily", "weekly", "monthly"):
+        help_text = f"the newest of each of the last N {'days' if period == 'daily' else period[:-2] + 's'}"
+        prune.add_argument(f"--keep-{period}", type=_count, default=0, metavar="N", help=help_text)
+    prune.add_argument("--keep-tag", action="append", default=[], metavar="TAG", help="those with this tag")
+    prune.add_argument(
+        "--snapshot", action="append", default=[], metavar="CHECKPOINT/SEQ", help="drop this one, in place of rules"
+    )
+    prune.add_argument("--undo", metavar="CHECKPOINT/SEQ", help="bring a dropped snapshot back, until gc takes it")
+    prune.add_argument("--yes", action="store_true", help="do it")
+
+    gc = add("gc", commands.gc, "remove what no snapshot needs, a day after a first pass; shows it without --yes")
+    gc.add_argument("archive", metavar="ARCHIVE")
+    gc.add_argument(
+        "--min-age", type=_count, default=72, metavar="HOURS", help="keep what is younger; longer than any run takes"
+    )
+    gc.add_argument("--yes", action="store_true", help="do it")
 
     listing = add("list", commands.listing, "snapshots of an archive")
     listing.add_argument("archive", metavar="ARCHIVE")

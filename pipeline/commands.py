@@ -38,6 +38,7 @@ from pipeline.plan import matches
 from pipeline.reading import ArchivedFile, Tensors, archived_files, check_file, check_files, range_bytes
 from pipeline.report import Report, printable
 from pipeline.restore import RestoreJob, write_tensor
+from pipeline.retention import checked_tags, tags_of
 from pipeline.rows import Row
 from pipeline.snapshots import FileEntry, Snapshot
 from pipeline.store import SourceStore, open_source, open_store
@@ -111,6 +112,7 @@ def archive(arguments: argparse.Namespace, report: Report) -> int:
         prior,
         arguments.strict_format,
         arguments.single_writer,
+        checked_tags(arguments.tag),
     )
     if arguments.checkpoint_glob is not None:
         return _archive_many(arguments, report, order, config)
@@ -311,6 +313,7 @@ def listing(arguments: argparse.Namespace, report: Report) -> int:
     found: list[dict[str, Any]] = []
     lines = []
     for checkpoint, numbers in checkpoints(store).items():
+        tags = tags_of(store, checkpoint)
         for number in numbers:
             try:
                 snapshot = load_snapshot(store, checkpoint, number)
@@ -329,13 +332,29 @@ def listing(arguments: argparse.Namespace, report: Report) -> int:
                     "source_bytes": totals.source_bytes,
                     "stored_bytes": stored,
                     "failures": len(snapshot.failures),
+                    "tags": tags.get(number, []),
                 }
             )
             lines.append(
                 f"{snapshot.name}  {snapshot.time}  {totals.files} files  {totals.source_bytes:,} bytes in {stored:,}"
+                f"  {' '.join(map(printable, tags.get(number, [])))}".rstrip()
             )
     report.give({"snapshots": found}, lines)
     return DONE
+
+
+def prune(arguments: argparse.Namespace, report: Report) -> int:
+    """Drop commits that no rule keeps."""
+    from pipeline import keeping
+
+    return keeping.prune(arguments, _run_settings(arguments), report)
+
+
+def gc(arguments: argparse.Namespace, report: Report) -> int:
+    """Remove what no commit needs."""
+    from pipeline import keeping
+
+    return keeping.gc(arguments, _run_settings(arguments), report)
 
 
 def info(arguments: argparse.Namespace, report: Report) -> int:

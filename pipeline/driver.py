@@ -28,6 +28,7 @@ from pipeline.lint import lint
 from pipeline.meters import count
 from pipeline.plan import Finding, Plan, make_plan, select
 from pipeline.progress import Progress
+from pipeline.retention import add_tags
 from pipeline.rows import Row
 from pipeline.segments import Layout, layout_of
 from pipeline.snapshots import Snapshot
@@ -53,6 +54,8 @@ class Order:
     prior : bytes or None
         A prior that replaces the learning.
     strict_format, single_writer : bool
+    tags : tuple of str
+        Given to the snapshot, also where there is nothing to do.
     """
 
     source_url: str
@@ -63,6 +66,7 @@ class Order:
     prior: bytes | None = None
     strict_format: bool = False
     single_writer: bool = False
+    tags: tuple[str, ...] = ()
 
 
 class ArchiveRun:
@@ -243,6 +247,7 @@ class ArchiveRun:
         return bytes(self.source.get_ranges(info, [(offset_bytes, offset_bytes + n_bytes)])[0])
 
     def _finished(self, summary: Summary, snapshot: Snapshot, started: float) -> Summary:
+        add_tags(self.archive, snapshot.checkpoint, snapshot.seq, self.order.tags)
         totals = snapshot.totals
         summary.source_bytes = totals.source_bytes
         summary.stored_bytes = stored_bytes_of(snapshot)

@@ -52,7 +52,7 @@ BATCH = 1000
 _RUN = re.compile(r"runs/([0-9a-f]{64})/.")
 _KINDS = (
     # In the order of removal: what refers goes before what it refers to.
-    re.compile(r"runs/[0-9a-f]{64}/receipts/[0-9a-f]{32}"),
+    re.compile(r"runs/[0-9a-f]{64}/receipts/.+"),
     re.compile(r"runs/[0-9a-f]{64}/.+"),
     re.compile(r"expired/[^/]+/[0-9]{8}-[0-9a-f]{64}\.json"),
     re.compile(r"manifests/[0-9a-f]{64}\.parquet"),

@@ -202,6 +202,13 @@ def add_tags(store: Store, checkpoint: str, seq: int, tags: Iterable[str]) -> No
         put_once(store, tag_key(checkpoint, seq, tag), b"tag\n")
 
 
+def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    """Return `tags` once each. Raises UsageError where one cannot be a tag."""
+    for tag in tags:
+        escape(tag)
+    return tuple(dict.fromkeys(tags))
+
+
 def tags_of(store: SourceStore, checkpoint: str) -> dict[int, list[str]]:
     """Return the tags of each tagged snapshot of a checkpoint."""
     found: dict[int, list[str]] = {}

@@ -1,0 +1,141 @@
+"""The commands that keep an archive small and whole: ``prune`` and ``gc``. Nothing goes without ``--yes``."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime
+from typing import Any
+
+from configs.loader import Run
+from operators.errors import ArchiveNotFoundError, NothingMatchedError, UsageError
+from pipeline.archive import checkpoints, open_archive
+from pipeline.garbage import HOUR, Collected, collect, mark
+from pipeline.report import Report, printable
+from pipeline.retention import Kept, Policy, decide_kept, expire, read_kept, revive
+from pipeline.store import Store, open_store
+
+DONE = 0
+
+
+def prune(arguments: argparse.Namespace, run: Run, report: Report) -> int:
+    """Drop the commits that no rule keeps, or those that are named; bring one back with ``--undo``."""
+    store = open_store(arguments.archive, run.storage_options)
+    open_archive(store)
+    if arguments.undo is not None:
+        checkpoint, seq = _name(arguments.undo)
+        revive(store, checkpoint, seq)
+        report.give({"command": "prune", "revived": f"{checkpoint}/{seq}"}, [f"{checkpoint}/{seq} is back"])
+        return DONE
+    policy = Policy(
+        arguments.keep_last,
+        arguments.keep_daily,
+        arguments.keep_weekly,
+        arguments.keep_monthly,
+        frozenset(arguments.keep_tag),
+    )
+    if policy.is_empty() is not bool(arguments.snapshot):
+        found = "neither" if policy.is_empty() else "both"
+        raise UsageError("rules (--keep-last and the like), or --snapshot CHECKPOINT/SEQ", found, "prune")
+    known = _chosen(store, arguments.name)
+    snapshots = _named(known, arguments.snapshot) if arguments.snapshot else _ruled(known, policy)
+    dropped = [one for one in snapshots if not one.reasons]
+    if arguments.yes:
+        for one in reversed(dropped):  # the oldest first
+            expire(store, one.checkpoint, one.seq)
+    fate = "dropped" if arguments.yes else "would go (--yes drops them)"
+    report.give(
+        {
+            "command": "prune",
+            "dry_run": not arguments.yes,
+            "kept": len(snapshots) - len(dropped),
+            "dropped": len(dropped),
+            "snapshots": [
+                {"snapshot": one.name, "time": one.time, "tags": sorted(one.tags), "kept_by": list(one.reasons)}
+                for one in snapshots
+            ],
+        },
+        [
+            *(
+                f"{'keep' if one.reasons else 'drop'}  {one.name}  {one.time}  {', '.join(one.reasons)}"
+                for one in snapshots
+            ),
+            f"{len(dropped)} of {len(snapshots)} snapshots {fate}",
+        ],
+    )
+    return DONE
+
+
+def _chosen(store: Store, names: list[str]) -> dict[str, list[Kept]]:
+    known = checkpoints(store)
+    if unknown := [name for name in names if name not in known]:
+        raise ArchiveNotFoundError("a checkpoint", unknown[0], store.url, f"known: {', '.join(known)[:400]}")
+    return {name: read_kept(store, name) for name in (names or known)}
+
+
+def _ruled(known: dict[str, list[Kept]], policy: Policy) -> list[Kept]:
+    return [one for name in sorted(known) for one in decide_kept(known[name], policy)]
+
+
+def _named(known: dict[str, list[Kept]], names: list[str]) -> list[Kept]:
+    found = {one.name: one for kept in known.values() for one in kept}
+    wanted = ["/".join(map(str, _name(name))) for name in names]
+    if unknown := [name for name in wanted if name not in found]:
+        raise NothingMatchedError("a snapshot CHECKPOINT/SEQ", unknown[0], "--snapshot", "see `brevis list`")
+    return [found[name] for name in dict.fromkeys(wanted)]
+
+
+def _name(text: str) -> tuple[str, int]:
+    checkpoint, _, seq = text.rpartition("/")
+    if not checkpoint or not seq.isdecimal():
+        raise UsageError("CHECKPOINT/SEQ", text, "prune", "see `brevis list`")
+    return checkpoint, int(seq)
+
+
+def gc(arguments: argparse.Namespace, run: Run, report: Report) -> int:
+    """Remove what nothing needs: condemned by one pass, gone with another that comes a day later."""
+    store = open_store(arguments.archive, run.storage_options)
+    open_archive(store)
+    floor_seconds, dry_run = arguments.min_age * HOUR, not arguments.yes
+    removed: list[str] = []
+    result = Collected(mark(store, floor_seconds)) if dry_run else collect(store, floor_seconds, removed.append)
+    report.give(_content(result, removed, dry_run=dry_run), _lines(result, removed, dry_run=dry_run))
+    return DONE
+
+
+def _content(result: Collected, removed: list[str], *, dry_run: bool) -> dict[str, Any]:
+    marked = result.marked
+    return {
+        "command": "gc",
+        "dry_run": dry_run,
+        "live": {"objects": marked.live, "bytes": marked.live_bytes},
+        "young": {"objects": marked.young, "bytes": marked.young_bytes},
+        "garbage": {
+            "objects": len(marked.garbage),
+            "bytes": sum(marked.garbage.values()),
+            "keys": [{"key": key, "n_bytes": n_bytes} for key, n_bytes in marked.garbage.items()],
+        },
+        "unfinished": [{"key": item.key, "n_bytes": item.n_bytes, "upload": item.upload} for item in marked.left],
+        "removed": {"objects": result.removed, "bytes": result.removed_bytes, "keys": removed},
+        "condemned": result.condemned,
+        "ready": _utc(result.ready) if result.ready else "",
+    }
+
+
+def _lines(result: Collected, removed: list[str], *, dry_run: bool) -> list[str]:
+    marked = result.marked
+    garbage_bytes = sum(marked.garbage.values())
+    lines = [f"removed  {printable(key)}" for key in removed]
+    lines += [f"{n_bytes:>16,}  {printable(key)}" for key, n_bytes in marked.garbage.items()]
+    lines += [f"{item.n_bytes:>16,}  {printable(item.key)}  never finished" for item in marked.left if dry_run]
+    lines.append(f"{marked.live} objects, {marked.live_bytes:,} bytes are needed")
+    lines.append(f"{marked.young} objects, {marked.young_bytes:,} bytes are not, but too young")
+    if result.removed:
+        lines.append(f"{result.removed} objects, {result.removed_bytes:,} bytes were removed")
+    if marked.garbage:
+        fate = f"may go from {_utc(result.ready)} on: run gc again then" if result.ready else "--yes condemns them"
+        lines.append(f"{len(marked.garbage)} objects, {garbage_bytes:,} bytes are garbage; {fate}")
+    return lines
+
+
+def _utc(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
