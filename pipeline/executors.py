@@ -175,28 +175,34 @@ class PoolExecutor:
         waiting = deque((item, 0) for item in items)
         suspects: deque[tuple[Item, int]] = deque()
         while waiting or suspects:
-            if suspects:  # one alone, so that its death is its own
-                yield from self._one_pool(job, deque([suspects.popleft()]), suspects)
+            if suspects:
+                yield from self._one_pool(job, suspects, suspects, alone=True)
             else:
-                yield from self._one_pool(job, waiting, suspects)
+                yield from self._one_pool(job, waiting, suspects, alone=len(waiting) == 1)
 
     def _one_pool(
-        self, job: Job[Item, Result], waiting: deque[tuple[Item, int]], suspects: deque[tuple[Item, int]]
+        self,
+        job: Job[Item, Result],
+        waiting: deque[tuple[Item, int]],
+        suspects: deque[tuple[Item, int]],
+        *,
+        alone: bool,
     ) -> Iterator[Outcome[Item, Result]]:
         """Serve `waiting` until it is empty or a worker dies, which breaks the pool.
 
-        Whose fault that was cannot be known, so the items in flight become `suspects`; an item that was alone in
-        its pool has failed once.
+        Whose fault that was cannot be known, so the items in flight become `suspects`. Those are served one `alone`
+        after the other, so that a death is that of its item, which has failed once.
         """
-        alone = len(waiting) == 1
-        workers = min(self.workers, len(waiting))
+        workers = 1 if alone else min(self.workers, len(waiting))
+        most_handed_out = 1 if alone else workers * HANDED_OUT
         pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _open_in_worker, (job,))
         running: dict[Future[list[Outcome[Item, Result]] | ArchiveError], list[tuple[Item, int]]] = {}
         broken = False
         try:
             while running or (waiting and not broken):
-                while waiting and not broken and len(running) < workers * HANDED_OUT:
-                    handed = [waiting.popleft() for _ in range(self._group(len(waiting), workers))]
+                while waiting and not broken and len(running) < most_handed_out:
+                    n_handed = 1 if alone else self._group(len(waiting), workers)
+                    handed = [waiting.popleft() for _ in range(n_handed)]
                     try:
                         future = pool.submit(_work_in_worker, [item for item, _ in handed], self.in_flight)
                         running[future] = handed
