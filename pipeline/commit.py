@@ -48,12 +48,14 @@ from pipeline.snapshots import FileEntry, Snapshot, Totals, from_json, inventory
 from pipeline.store import ObjectInfo, SourceStore, Store, key_order
 
 PRIOR_BYTES_MAX = 64 << 20
+UNCHANGED = "unchanged"
+"""Name of the receipt of what a run did not read."""
 
 
 # -- runs ---------------------------------------------------------------------------------------
 
 
-def run_id(checkpoint: str, inventory: Iterable[ObjectInfo], recipe: str, base: int) -> str:
+def run_id(checkpoint: str, inventory: Iterable[ObjectInfo], recipe: str, base: int, apart: Sequence[str] = ()) -> str:
     """Return the id of a run: what is to be archived, how, and on top of what.
 
     Parameters
@@ -65,8 +67,10 @@ def run_id(checkpoint: str, inventory: Iterable[ObjectInfo], recipe: str, base: 
         Digest of everything that decides bytes.
     base : int
         Number of the newest snapshot that the plan saw, 0 for none.
+    apart : sequence of str
+        As in `Draft`.
     """
-    return digest_of_json([checkpoint, inventory_digest(inventory), recipe, base])
+    return digest_of_json([checkpoint, inventory_digest(inventory), recipe, base, list(apart)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +129,31 @@ def adopt_plan(store: Store, run: str, plan: Plan, inventory: Sequence[ObjectInf
     return plan if stored == data else adopt(inventory, _evidence(stored, plan_key(run)))
 
 
+def find_plan(store: SourceStore, run: str, inventory: Sequence[ObjectInfo]) -> Plan | None:
+    """Return the plan that an earlier attempt of the run has stored, or None; `inventory` as in `adopt_plan`."""
+    try:
+        return adopt(inventory, _evidence(store.get(plan_key(run), max_bytes=ROWS_BYTES_MAX), plan_key(run)))
+    except NotFoundError:
+        return None
+
+
+def adopt_rows(store: Store, run: str, rows: Sequence[Row]) -> None:
+    """Store the rows that a run takes from its base, as a receipt like any other: what it needs can be told from it."""
+    if rows:
+        put_once(store, receipt_key(run, UNCHANGED), to_parquet(rows), ROWS_BYTES_MAX)
+
+
 def adopt_prior(store: Store, run: str, prior: bytes) -> bytes:
     """Store the prior of a run, or return the one that another driver of it has stored."""
     return put_once(store, prior_key(run), prior, PRIOR_BYTES_MAX)
+
+
+def find_prior(store: SourceStore, run: str) -> bytes | None:
+    """Return the prior that a run has stored, or None."""
+    try:
+        return store.get(prior_key(run), max_bytes=PRIOR_BYTES_MAX)
+    except NotFoundError:
+        return None
 
 
 def find_receipt(store: SourceStore, run: str, task: Task) -> list[Row] | None:
@@ -199,6 +225,8 @@ class Draft:
         Those that could not be.
     writer : str
         Version of the package.
+    apart : tuple of str
+        What sets this attempt apart from others of the same base: objects that are gone or cannot be read, options.
     """
 
     checkpoint: str
@@ -207,11 +235,12 @@ class Draft:
     inventory: tuple[ObjectInfo, ...]
     failures: tuple[Finding, ...]
     writer: str
+    apart: tuple[str, ...] = ()
 
     @property
     def run(self) -> str:
         """Id of the run."""
-        return run_id(self.checkpoint, self.inventory, self.recipe, self.base)
+        return run_id(self.checkpoint, self.inventory, self.recipe, self.base, self.apart)
 
     @property
     def files(self) -> list[ObjectInfo]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -17,28 +16,33 @@ import zstandard
 from blake3 import blake3
 
 from configs.recipe import Config, recipe_digest
-from operators.errors import ArchiveError, ChangedError, NothingMatchedError, StoreError, UsageError
+from operators.errors import ArchiveError, ChangedError, DamageError, NothingMatchedError, StoreError, UsageError
 from operators.record import WRITER_REVISION
-from pipeline.archive import create_archive, faults_of
+from pipeline.archive import create_archive
 from pipeline.calibration import learn_prior
-from pipeline.canonical import digest_of_json
-from pipeline.commit import Draft, adopt_plan, adopt_prior, commit, find_base, find_receipts, is_unchanged
+from pipeline.commit import (
+    Base,
+    Draft,
+    adopt_prior,
+    commit,
+    find_base,
+    find_prior,
+    find_receipts,
+    is_unchanged,
+)
+from pipeline.duplicates import Earlier, new_pack_bytes, shared_bytes
 from pipeline.executors import Executor
 from pipeline.lint import lint
 from pipeline.meters import count
-from pipeline.plan import Finding, Plan, make_plan, select
+from pipeline.plan import Finding, select
+from pipeline.planning import Planned, plan_run
 from pipeline.progress import Progress
 from pipeline.retention import add_tags
-from pipeline.rows import Row
-from pipeline.segments import Layout, layout_of
 from pipeline.snapshots import Snapshot
 from pipeline.store import ObjectInfo, SourceStore, Store, open_source, open_store, split_url
 from pipeline.summary import Failed, Summary, stored_bytes_of
 from pipeline.tasks import ArchiveJob
 from synth.prior import Prior
-
-LAYOUT_REQUESTS = 16
-"""Headers read at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class Order:
     strict_format, single_writer : bool
     tags : tuple of str
         Given to the snapshot, also where there is nothing to do.
+    checksum : bool
+        Read and compare every file, also those that the store says are unchanged.
     """
 
     source_url: str
@@ -67,6 +73,7 @@ class Order:
     strict_format: bool = False
     single_writer: bool = False
     tags: tuple[str, ...] = ()
+    checksum: bool = False
 
 
 class ArchiveRun:
@@ -110,26 +117,6 @@ class ArchiveRun:
             raise NothingMatchedError("at least one object", found, self.order.source_url, "check SRC and the filters")
         return files
 
-    def plan(self, files: Sequence[ObjectInfo]) -> tuple[Plan, list[Failed]]:
-        """Cut every file; those that cannot be read are failures and left out."""
-        layouts: list[tuple[ObjectInfo, Layout]] = []
-        failures: list[Failed] = []
-        with ThreadPoolExecutor(LAYOUT_REQUESTS) as pool:
-            for info, outcome in zip(files, pool.map(self._layout, files), strict=True):
-                if isinstance(outcome, Layout):
-                    layouts.append((info, outcome))
-                else:
-                    failures.append(Failed.of(info.key, outcome))
-        kept = [info for info, _ in layouts]
-        plan = make_plan(kept, [layout for _, layout in layouts], self.config.recipe.task_bytes)
-        return plan, failures
-
-    def _layout(self, info: ObjectInfo) -> Layout | ArchiveError:
-        try:
-            return layout_of(lambda offset, n_bytes: self._read(info, offset, n_bytes), info.key, info.n_bytes)
-        except ArchiveError as error:
-            return error
-
     def run(self, executor: Executor, progress: Progress) -> Summary:
         """Archive, or find that there is nothing to do.
 
@@ -144,33 +131,22 @@ class ArchiveRun:
         create_archive(self.archive, single_writer=self.order.single_writer)
         recipe = self._recipe_digest()
         base = find_base(self.archive, self.order.checkpoint)
-        faults: list[Finding] = []
-        if base.snapshot is not None and is_unchanged(base, files, recipe):
-            faults = faults_of(self.archive, base.snapshot)
-            if not faults:
-                summary.unchanged = True
-                known = [Finding(entry.key, entry.reason) for entry in base.snapshot.files if entry.reason is not None]
-                summary.warnings = [*known, *lint(files, self._read)]
-                summary.failures = self._strict(known)
-                return self._finished(summary, base.snapshot, started)
-        plan, failed = self.plan(files)
-        if failed:  # an attempt that lacks files is another run: its plan and prior must not bind one that has them
-            recipe = digest_of_json([recipe, sorted(failure.key for failure in failed)])
+        earlier = Earlier.of(self.archive, base, recipe)
+        unchanged = base.snapshot if is_unchanged(base, files, recipe) and not earlier.lost else None
+        if unchanged is not None and not self.order.checksum:
+            return self._up_to_date(summary, unchanged, files, started)
         draft = Draft(self.order.checkpoint, base.seq, recipe, tuple(files), (), package_version())
-        if not failed:
-            plan = adopt_plan(self.archive, draft.run, plan, files)
-            failed += [Failed(found.key, found.reason, found.detail, "run again") for found in plan.failures]
-        summary.warnings = [*faults, *plan.warnings, *lint(plan.files, self._read)]
-        if base.fault is not None:
-            summary.warnings.append(Finding(f"{self.order.checkpoint}/{base.seq}", base.fault.kind, str(base.fault)))
+        task_bytes = self.config.recipe.task_bytes
+        planned = plan_run(self.source, self.archive, draft, earlier, task_bytes, checksum=self.order.checksum)
+        draft, plan, failed = planned.draft, planned.plan, planned.failures
+        summary.warnings = [*earlier.lost, *planned.warnings, *lint(draft.files, self._read)]
         done = find_receipts(self.archive, draft.run, plan.tasks)
         summary.resumed_tasks = len(done)
         rows = [row for task_rows in done.values() for row in task_rows]
-        job = self._job(draft.run, plan)
         progress.expect(plan.n_bytes)
         progress.add(sum(task.n_bytes for task in plan.tasks if task.ordinal in done))
-        pending = [task for task in plan.tasks if task.ordinal not in done]
-        for outcome in executor.run(job, pending):
+        pending = earlier.with_candidates(task for task in plan.tasks if task.ordinal not in done)
+        for outcome in executor.run(self._job(planned, base), pending) if pending else ():
             task, receipt = outcome.item, outcome.result
             progress.add(task.n_bytes)
             progress.note(f"task {task.ordinal + 1} of {len(plan.tasks)}: {outcome.error or 'stored'}")
@@ -179,7 +155,7 @@ class ArchiveRun:
                 failed += [Failed.of(part.info.key, outcome.error) for part in task.parts]
                 continue
             rows += receipt.rows
-            count("brevis_stored_bytes", sum({row.pack: row.pack_bytes or 0 for row in receipt.rows}.values()))
+            count("brevis_stored_bytes", new_pack_bytes(receipt.rows, earlier))
             failed += [Failed.of(key, error) for key, error in receipt.failures]
             summary.verified += len(receipt.rows)
             summary.warnings += [Finding(where, "decode_mismatch", "stored as plain bytes") for where in receipt.alarms]
@@ -189,13 +165,25 @@ class ArchiveRun:
             Finding(failure.key, failure.reason, failure.message)
             for failure in sorted(summary.failures, key=lambda failure: failure.key)
         )
+        if unchanged is not None and not findings and earlier.holds(rows):
+            return self._up_to_date(summary, unchanged, files, started)
         draft = replace(draft, failures=findings)
         if not draft.files:
             first = summary.failures[0]
             raise StoreError("at least one file that can be archived", first.message, first.key, first.next_step)
-        snapshot = commit(self.archive, draft, rows, self.source.list, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
-        summary.deduplicated_bytes = _deduplicated_bytes(rows)
-        summary.failures += self._strict(plan.warnings)
+        summary.unchanged_bytes = sum(row.n_bytes for row in planned.unchanged)
+        summary.deduplicated_bytes = shared_bytes(rows, earlier)
+        rows += planned.unchanged
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        snapshot = commit(self.archive, draft, rows, self.source.list, now)
+        summary.failures += self._strict(planned.warnings)
+        return self._finished(summary, snapshot, started)
+
+    def _up_to_date(self, summary: Summary, snapshot: Snapshot, files: Sequence[ObjectInfo], started: float) -> Summary:
+        summary.unchanged = True
+        known = [Finding(entry.key, entry.reason) for entry in snapshot.files if entry.reason is not None]
+        summary.warnings = [*known, *lint(files, self._read)]
+        summary.failures = self._strict(known)
         return self._finished(summary, snapshot, started)
 
     def _strict(self, faults: Iterable[Finding]) -> list[Failed]:
@@ -212,21 +200,32 @@ class ArchiveRun:
         prior = blake3(self.base_prior.dump()).hexdigest()
         return recipe_digest(self.config.recipe, prior, WRITER_REVISION, libraries)
 
-    def _job(self, run: str, plan: Plan) -> ArchiveJob:
-        options = self.config.recipe.synth
+    def _job(self, planned: Planned, base: Base) -> ArchiveJob:
+        run, options = planned.draft.run, self.config.recipe.synth
         prior = self.base_prior
-        if options.prior == "learned" and self.order.prior is None:
-            prior = learn_prior(self.source, plan, options, prior)
+        known = find_prior(self.archive, run)
+        if known is None and planned.is_small_change and base.snapshot is not None:
+            known = self._inherited(base.snapshot.run)
+        if known is None and options.prior == "learned" and self.order.prior is None:
+            prior = learn_prior(self.source, planned.plan, options, prior)
         return ArchiveJob(
             self.order.source_url,
             self.order.archive_url,
             dict(self.config.run.storage_options),
             run,
             options,
-            adopt_prior(self.archive, run, prior.dump()),
+            adopt_prior(self.archive, run, known or prior.dump()),
             self.config.run.scratch_dir,
             self.order.single_writer,
         )
+
+    def _inherited(self, run: str) -> bytes | None:
+        """Return the prior of an earlier run, unless it is gone or damaged."""
+        prior = find_prior(self.archive, run)
+        try:
+            return prior and Prior.load(prior).dump()
+        except DamageError:
+            return None
 
     def _changed(self, files: Sequence[ObjectInfo], summary: Summary) -> list[Failed]:
         """Name the files that are no longer what was planned, so that the others can be committed.
@@ -287,14 +286,3 @@ def _place(url: str) -> str:
     protocol, rest = split_url(url)
     path = str(Path(rest).resolve()) if protocol == "file" else rest
     return f"{protocol}://{path.rstrip('/')}/"
-
-
-def _deduplicated_bytes(rows: Sequence[Row]) -> int:
-    """Return the source bytes of segments that share another one's record."""
-    seen: set[tuple[bytes | None, int | None]] = set()
-    n_bytes = 0
-    for row in rows:
-        place = (row.pack, row.pack_offset)
-        n_bytes += row.n_bytes if place in seen else 0
-        seen.add(place)
-    return n_bytes

@@ -42,8 +42,10 @@ class Summary:
         ``<checkpoint>/<seq>``, the run that made it, and its content digest: equal for equal archives.
     resumed_tasks : int
         Tasks that an earlier attempt had finished.
+    unchanged_bytes : int
+        Source bytes of files that did not change since the last snapshot; they were not read.
     deduplicated_bytes : int
-        Source bytes that share another segment's record.
+        Source bytes of the others that share the record of another segment, or of the last snapshot.
     verified : int
         Segments that were decoded and compared.
     unchanged : bool
@@ -61,6 +63,7 @@ class Summary:
     run: str = ""
     content: str = ""
     resumed_tasks: int = 0
+    unchanged_bytes: int = 0
     deduplicated_bytes: int = 0
     verified: int = 0
     unchanged: bool = False
@@ -87,6 +90,10 @@ class Summary:
         if self.stored_bytes:
             share = 100 * self.stored_bytes / self.source_bytes if self.source_bytes else 100
             parts.append(f"stored in {self.stored_bytes:,} ({share:.2f} %)")
+        if self.unchanged_bytes:
+            parts.append(f"{self.unchanged_bytes:,} not read, for they did not change")
+        if self.deduplicated_bytes:
+            parts.append(f"{self.deduplicated_bytes:,} stored before")
         if self.verified:
             parts.append(f"{self.verified} segments verified")
         if self.snapshot:

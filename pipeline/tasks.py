@@ -259,17 +259,20 @@ class TaskWorker:
             first = list(islice(windows, 1))  # is read while another task is encoded
             with self._encoding:
                 self._encoder.start()
-                rows = self._stored(pack, chain(first, windows))
+                rows = self._stored(pack, chain(first, windows), task.candidates)
                 alarms = tuple(self._encoder.alarms)
             # A file that failed midway has no rows; what it left in the pack may serve others.
             rows = [row for row in rows if row.file not in failures]
-            digest = pack.finish(pack_index(rows))
-            if rows:
+            own = [row for row in rows if row.pack is None]
+            digest = pack.finish(pack_index(own))
+            if own:
                 with timed("store"):
                     self._archive.put(pack_key(digest), pack.path)
         self._idle.append(memory)
         rows = [
-            replace(row, stored_digest=pack.digests[row.pack_offset or 0], pack=digest, pack_bytes=pack.n_bytes)
+            row
+            if row.pack is not None
+            else replace(row, stored_digest=pack.digests[row.pack_offset or 0], pack=digest, pack_bytes=pack.n_bytes)
             for row in rows
         ]
         if not failures:
@@ -288,10 +291,10 @@ class TaskWorker:
                     raise
                 failures[part.info.key] = error
 
-    def _stored(self, pack: PackSpool, windows: Iterable[list[Read]]) -> list[Row]:
-        """Append the record of each segment to `pack`; equal segments share the record of the first."""
+    def _stored(self, pack: PackSpool, windows: Iterable[list[Read]], candidates: Iterable[Row]) -> list[Row]:
+        """Append the record of each segment to `pack`; equal segments share that of the first, or of the base."""
         rows: list[Row] = []
-        known: dict[bytes, Row] = {}
+        known = {row.digest or b"": row for row in candidates}
         for row, data in chain.from_iterable(windows):
             assert row.digest is not None
             first = known.get(row.digest)
@@ -312,7 +315,10 @@ class TaskWorker:
                     row,
                     program=first.program,
                     stored_bytes=first.stored_bytes,
+                    stored_digest=first.stored_digest,
                     expansions=0,
+                    pack=first.pack,
+                    pack_bytes=first.pack_bytes,
                     pack_offset=first.pack_offset,
                 )
             rows.append(stored)

@@ -20,9 +20,9 @@ from threading import Lock
 from blake3 import blake3
 
 from operators.errors import ArchiveError, DigestError, FormatError, StoreError, UsageError
-from operators.record import PACK_FOOTER_BYTES, PACK_HEADER_BYTES, index_range, pack_header
+from operators.record import PACK_FOOTER_BYTES, index_range, pack_header
 from operators.run import digest_of
-from pipeline.packs import Place, index_row, pack_key, read_index, read_records
+from pipeline.packs import WINDOW_BYTES, Place, pack_key, read_index, read_records
 from pipeline.reading import Decoder
 from pipeline.rows import Row
 from pipeline.store import ObjectInfo, SourceStore, open_source
@@ -103,16 +103,15 @@ class Verifier:
         """Check a pack; faults are returned, not raised, and each row is looked at."""
         failures: list[Failed] = []
         hasher = blake3()
-        end_bytes = PACK_HEADER_BYTES
+        end_bytes = 0
         for row, record in self._records(item.rows):
             place = Place.of(row)
             try:
                 if isinstance(record, StoreError):
                     raise record
                 self._check(row, record)
-                if item.whole and place.offset == end_bytes:  # equal segments share a record, hashed once
-                    if end_bytes == PACK_HEADER_BYTES:
-                        hasher.update(self._range(place, 0, end_bytes))
+                if item.whole and place.offset >= end_bytes:  # equal segments share a record, hashed once
+                    self._hash(hasher, place, end_bytes, place.offset)
                     hasher.update(record)
                     end_bytes = place.end
             except ArchiveError as error:
@@ -145,23 +144,30 @@ class Verifier:
                 self._decoder.decode(row, record)
 
     def _frame(self, rows: Sequence[Row], hasher: blake3, end_bytes: int) -> list[Failed]:
-        """Check what a pack holds beside its records: the index against `rows`, and the digest of it all."""
+        """Check what a pack holds beside the records of `rows`: the index, and the digest of it all.
+
+        The index is of the run that stored the pack. Other files, and other snapshots, may share its records.
+        """
         place = Place.of(rows[0])
         key = pack_key(place.pack)
         try:
-            tail = self._range(place, end_bytes, place.pack_bytes)
-            hasher.update(tail)
+            self._hash(hasher, place, end_bytes, place.pack_bytes)
             if hasher.digest() != place.pack:
                 raise DigestError(place.pack.hex(), hasher.hexdigest(), key, "restore the pack from another copy")
-            start, stop = index_range(pack_header(), tail[-PACK_FOOTER_BYTES:], place.pack_bytes)
-            index = read_index(tail[start - end_bytes : stop - end_bytes], key)
-            known = {(row.file, row.offset_bytes): row for row in index}
+            footer = self._range(place, place.pack_bytes - PACK_FOOTER_BYTES, place.pack_bytes)
+            index = read_index(self._range(place, *index_range(pack_header(), footer, place.pack_bytes)), key)
+            known = {(row.pack_offset, row.stored_bytes, row.n_bytes) for row in index}
             for row in rows:
-                if known.get((row.file, row.offset_bytes)) != index_row(row):
-                    raise FormatError("this row in the index of the pack", "another or none", f"{key}: {row.where}")
+                if (row.pack_offset, row.stored_bytes, row.n_bytes) not in known:
+                    raise FormatError("this record in the index of the pack", "none", f"{key}: {row.where}")
         except ArchiveError as error:
             return [Failed.of(key, error)]
         return []
+
+    def _hash(self, hasher: blake3, place: Place, start: int, stop: int) -> None:
+        """Hash a range of a pack that no row is about: its header, its index, records that others use."""
+        for begin in range(start, stop, WINDOW_BYTES):
+            hasher.update(self._range(place, begin, min(begin + WINDOW_BYTES, stop)))
 
     def _range(self, place: Place, start: int, stop: int) -> memoryview:
         info = ObjectInfo(pack_key(place.pack), place.pack_bytes, "")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from operators.errors import DamageError, NotFoundError, StoreError
-from pipeline import archive, commit, driver, store_local
+from pipeline import archive, commit, planning, sampling, store_local
 from pipeline.cli import main
 from pipeline.snapshots import Snapshot
 from pipeline.store import Store
@@ -50,7 +50,8 @@ class Nights:
         self.stores: dict[str, Any] = {"test://source": origin}
         reach(patch, self.stores)
         patch.setattr(archive, "REQUESTS", 1)
-        patch.setattr(driver, "LAYOUT_REQUESTS", 1)
+        patch.setattr(planning, "LAYOUT_REQUESTS", 1)
+        patch.setattr(sampling, "READERS", 1)
 
     def run(self, store: Any, *options: str) -> int:
         """Archive into `store`; return the exit code. The source is only ever read."""

@@ -17,7 +17,7 @@ import pytest
 from operators.errors import StoreError
 from operators.limits import SEGMENT_BYTES
 from pipeline import commit as commit_module
-from pipeline import driver, reading, segments, tasks
+from pipeline import planning, reading, segments, tasks
 from pipeline.archive import find_snapshot, load_manifest
 from pipeline.cli import main
 from pipeline.reading import archived_files, range_bytes
@@ -604,7 +604,7 @@ def test_an_attempt_that_could_not_plan_binds_no_other(
             raise StoreError("an answer", "503", key)
         return layout(read, key, n_bytes)
 
-    monkeypatch.setattr(driver, "layout_of", refuse)
+    monkeypatch.setattr(planning, "layout_of", refuse)
     options = ["--set", "synth.budget=8"]
     assert Ran(capsys, "archive", source, tmp_path / "archive", *options).code == 3
     monkeypatch.undo()

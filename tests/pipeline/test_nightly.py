@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from operators.errors import DeniedError
-from pipeline import driver, tasks
+from pipeline import driver, planning, tasks
 from pipeline.segments import layout_of
 from tests.cases import bf16, index_of, noise, safetensors
 from tests.memory_store import Killed
@@ -81,7 +81,7 @@ def test_an_attempt_that_could_not_read_a_header_does_not_stop_the_next(
     def die(*_: object) -> None:
         raise Killed
 
-    monkeypatch.setattr(driver, "layout_of", deny_first)
+    monkeypatch.setattr(planning, "layout_of", deny_first)
     monkeypatch.setattr(driver, "commit", die)
     with pytest.raises(Killed):
         Ran(capsys, "archive", folder, archive, *SMALL_TASKS)
