@@ -20,13 +20,13 @@ import zstandard
 from numpy.typing import NDArray
 
 from operators.base import BLOCK_WORDS, Parametric, Stream
-from operators.kernels.judging import LIVE_AT, PLACES_AT, judge_narrow, judge_wide
+from operators.kernels.judging import LISTED_WORDS, LIVE_AT, PLACES_AT, judge_narrow, judge_wide
 from operators.literals.lz import compressor_of
 from operators.literals.profile import LARGE_WORDS, RANS_GAIN, Profiler, choose, faster_bound
 from operators.literals.rans import RUN_WORDS, lanes_of
 from operators.words import Words
 from synth.features import NARROW_BITS, SCRATCH, Features, Summary
-from synth.logs import BOTH_LOGS
+from synth.logs import ALL_LOGS
 from synth.sample import gathered, spread
 
 Q8 = 256
@@ -134,7 +134,7 @@ def judge(
     found = scratch.verdict
     if width_bits <= NARROW_BITS:
         max_live = n_sample if n_sample == n else n_sample // GUARD
-        tables = terms_of(n), BOTH_LOGS, scratch.counts, scratch.room, found
+        tables = terms_of(n), ALL_LOGS, scratch.counts, scratch.room, found
         judge_narrow(words, shift, width_bits, *counted, max_live, not closed, *row_below, *tables)
         row = found.tolist()
     else:
@@ -147,9 +147,14 @@ def judge(
     return Verdict(summary, seen, literal)
 
 
-def counts_of(verdict: Verdict) -> Counted:
-    """Return the counts that the last call of `judge` in this thread has left behind."""
+def counts_of(verdict: Verdict) -> Counted | None:
+    """Return the counts that the last call of `judge` in this thread has left behind.
+
+    None where it has no list of them, as most words occur but once: their fields are counted by the words as well.
+    """
     live = verdict.summary.live
+    if LISTED_WORDS * live >= verdict.summary.n_words:
+        return None
     where = SCRATCH.room[LIVE_AT:][:live], SCRATCH.room[PLACES_AT:][:live]
     return where[0].copy(), where[1].copy()
 

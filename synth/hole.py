@@ -36,8 +36,6 @@ from synth.sample import Sample, take_sample
 if TYPE_CHECKING:
     from synth.steps import Step
 
-COUNTED_WORDS = 2
-"""Words of a sample for each that occurs, at least, where their fields are counted by the latter."""
 MIXED_BITS = 16
 """Width from which words have bytes of several kinds."""
 MIN_LZ_BYTES = 64
@@ -259,9 +257,9 @@ class Hole:
         verdict = judge(
             sample.words, shift, self.stream, row_below=sample.row_below, closed=self.closed, counted=counts
         )
-        is_all = width == sample.stream.width_bits
-        if is_all and width <= NARROW_BITS and COUNTED_WORDS * verdict.summary.live < sample.words.size:
-            counted[id(sample)] = (sample, counts_of(verdict))
+        found = counts_of(verdict) if width == sample.stream.width_bits and width <= NARROW_BITS else None
+        if found is not None:
+            counted[id(sample)] = (sample, found)
         return verdict, self._with_lz(verdict)
 
     def _with_lz(self, verdict: Verdict) -> LiteralCost:

@@ -51,9 +51,15 @@ def _smooth_table(size: int) -> NDArray[np.int64]:
     return (table >> 16) * (1 << 26) // (_LN2_Q40 >> 10)
 
 
-BOTH_LOGS = np.stack((_log_table(LOG_TABLE_SIZE), _smooth_table(LOG_TABLE_SIZE)))
-LOGS, SMOOTH_LOGS = BOTH_LOGS
+def _growth(logs: NDArray[np.int64]) -> NDArray[np.int64]:
+    products = np.arange(logs.size) * logs
+    return np.diff(products, append=products[-1])
+
+
+LOGS, SMOOTH_LOGS = _log_table(LOG_TABLE_SIZE), _smooth_table(LOG_TABLE_SIZE)
 """log2(x) for x from 0 to 65536; of 0 it is 0. And what stands for it in Grassberger's estimator."""
+ALL_LOGS = np.stack((LOGS, SMOOTH_LOGS, _growth(LOGS), _growth(SMOOTH_LOGS)))
+"""Both, and by how much x times each of them grows from x to x + 1."""
 
 
 def log_q20(x: int) -> int:

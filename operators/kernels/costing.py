@@ -97,6 +97,7 @@ def cut_sums(words: Any, width_bits: int, logs: Any, table: Any, symbols: Any, c
     Parameters
     ----------
     words : Words
+        Fewer than `LOG_TABLE_SIZE`.
     width_bits : int
     logs : int64 array, shape (LOG_TABLE_SIZE,)
     table : int32 array, shape (65536,)
@@ -108,7 +109,7 @@ def cut_sums(words: Any, width_bits: int, logs: Any, table: Any, symbols: Any, c
     """
     sums[:] = -1
     for half in range(2):
-        n_live = words.size
+        n_live = np.int64(words.size)
         widest = min(16, width_bits - 1)
         keep = (np.uint64(1) << np.uint64(widest)) - np.uint64(1)
         top = np.uint64(width_bits - widest)
@@ -123,21 +124,16 @@ def cut_sums(words: Any, width_bits: int, logs: Any, table: Any, symbols: Any, c
                 symbols[i] = symbol
                 table[symbol] += counts[i]
             total = np.int64(0)
-            kept = 0
+            kept = np.int64(0)
             for i in range(n_live):
                 symbol = symbols[i]
+                # Written in any case, and kept where it is the first of its kind: a branch would be guessed wrong.
                 x = np.int64(table[symbol])
-                if x:
-                    table[symbol] = 0
-                    symbols[kept] = symbol
-                    counts[kept] = x
-                    kept += 1
-                    y = x
-                    up = 0
-                    while y > 65536:
-                        y >>= 1
-                        up += 1
-                    total += x * (logs[y] + (up << 20))
+                table[symbol] = 0
+                symbols[kept] = symbol
+                counts[kept] = x
+                kept += np.int64(x != 0)
+                total += x * logs[x]
             n_live = kept
             if half == 0:
                 sums[bits, 0] = total

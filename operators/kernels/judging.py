@@ -46,6 +46,8 @@ ROOM: Final = _MARKS + USUAL + 7 * (1 << NARROW_BITS)
 PLACES_AT: Final = ROOM - 2 * (1 << NARROW_BITS)
 LIVE_AT: Final = ROOM - (1 << NARROW_BITS)
 """Where it leaves the live fields, and how often they occur."""
+LISTED_WORDS: Final = 2
+"""Words of a sample for each that occurs, at least, for those to be listed in any case."""
 _DENSE = 4096
 """Tables up to this size are read whole, larger ones where something was counted."""
 _FOLDED = 2048
@@ -272,8 +274,8 @@ def weigh_counts(
     terms : int64 array, shape (3,)
         Words of the whole stream, cost of the states of a rANS literal of it, and the part that rANS has to
         save or 0.
-    logs : int64 array, shape (2, LOG_TABLE_SIZE)
-        log2(x), and Grassberger's substitute for it.
+    logs : int64 array, shape (4, LOG_TABLE_SIZE)
+        log2(x), and Grassberger's substitute for it; by how much x times either grows from x to x + 1.
     room : int64 array, of huffman_bits
     verdict : int64 array, shape (VERDICT,)
         Of `judge_narrow`.
@@ -363,6 +365,55 @@ def _weigh(n_sample: Any, width_bits: Any, terms: Any, logs: Any, verdict: Any) 
     verdict[14], verdict[15] = best, encoding
 
 
+@inlined
+def _is_noise(words: Any, down: Any, keep: Any, counts: Any) -> Any:
+    """Return whether hardly any of the first fields occurs twice: the counts of all are then not looked at again."""
+    looked_at = words.size >> 3
+    n_live = np.int64(0)
+    for k in range(looked_at):
+        field = (np.uint64(words[k]) >> down) & keep
+        n_live += np.int64(counts[field] == 0)
+        counts[field] = 1
+    for k in range(looked_at):
+        counts[(np.uint64(words[k]) >> down) & keep] = 0
+    return 4 * n_live > 3 * looked_at
+
+
+@inlined
+def _tally(words: Any, down: Any, keep: Any, logs: Any, counts: Any, marks: Any, verdict: Any) -> Any:
+    """Count fields, set of a verdict what needs no list of them, and return how many are different."""
+    n_live, once, twice, pairs = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    plain, smooth = np.int64(0), np.int64(0)
+    largest = np.uint64(0)
+    for k in range(words.size):
+        field = (np.uint64(words[k]) >> down) & keep
+        x = np.int64(counts[field])
+        counts[field] = x + 1
+        marks[field >> np.uint64(6)] = 1
+        plain += logs[2, x]
+        smooth += logs[3, x]
+        pairs += 2 * x + 1
+        n_live += np.int64(x == 0)
+        once += np.int64(x == 0) - np.int64(x == 1)
+        twice += np.int64(x == 1) - np.int64(x == 2)
+        largest = max(largest, field)
+    n = np.int64(words.size)
+    total = n * logs[0, n]
+    verdict[0], verdict[1], verdict[2] = n_live, once, twice
+    verdict[3], verdict[4] = max(np.int64(0), total - plain), max(np.int64(0), total - smooth)
+    verdict[7], verdict[13] = np.int64(largest), pairs // n
+    return n_live
+
+
+@inlined
+def _varying(words: Any, down: Any, keep: Any) -> Any:
+    """Return the or of all differences of fields to the first."""
+    varying = np.uint64(0)
+    for k in range(words.size):
+        varying |= np.uint64(words[k]) ^ np.uint64(words[0])
+    return (varying >> down) & keep
+
+
 @kernel("counts", "room", "verdict")
 def judge_narrow(
     words: Any,
@@ -400,7 +451,7 @@ def judge_narrow(
         Zeros, and left so.
     room : int64 array, shape (ROOM,)
         Scratch; the first ``_MARKS + USUAL`` are zeros, and left so. The live fields and how often they occur
-        are left from `PLACES_AT` and `LIVE_AT` on.
+        are left from `PLACES_AT` and `LIVE_AT` on where there are `LISTED_WORDS` words for each.
     verdict : int64 array, shape (VERDICT,)
         Set to: distinct fields, those seen once, those seen twice; empirical entropy of all words of the sample
         together, and Grassberger's estimate of the true one, in 2**-20 bit; fields equal to the one before, or
@@ -419,6 +470,7 @@ def judge_narrow(
     places = room[PLACES_AT:LIVE_AT]
     live = room[LIVE_AT:]
     folded = 0
+    has_no_table = False
     if above_live.size and size <= _DENSE:
         for k in range(above_live.size):
             counts[(np.uint64(above_places[k]) >> down) & keep] += above_live[k]
@@ -446,6 +498,9 @@ def judge_narrow(
     elif size <= _DENSE:
         for k in range(n):
             counts[(np.uint64(words[k]) >> down) & keep] += 1
+    elif 2 <= max_live < 2 * n <= size and n < logs.shape[1] and _is_noise(words, down, keep, counts):
+        n_found = _tally(words, down, keep, logs, counts, marks, verdict)
+        has_no_table = n_found > max_live and LISTED_WORDS * n_found >= n
     else:
         for k in range(n):
             field = (np.uint64(words[k]) >> down) & keep
@@ -456,7 +511,18 @@ def judge_narrow(
     for k in range(folded, 4 * folded):
         counts[k] = 0
     n_live = np.int64(0)
-    if size <= _DENSE:
+    verdict[5] = _n_equal(words, shift, width_bits)
+    varying = np.uint64(0)
+    if has_no_table:
+        for mark in range(size >> 6):
+            marks[mark] = 0
+        for symbol in range(size):
+            counts[symbol] = 0
+        verdict[8:13] = 0
+        verdict[12] = -1
+        _weigh(n, width_bits, terms, logs[0], verdict)
+        varying = _varying(words, down, keep)
+    elif size <= _DENSE:
         for symbol in range(size):
             # Written in any case, and kept where it counts: a branch would be mispredicted in noise.
             x = counts[symbol]
@@ -474,12 +540,11 @@ def judge_narrow(
                     places[n_live] = symbol
                     n_live += np.int64(x != 0)
                     counts[symbol] = 0
-    verdict[5] = _n_equal(words, shift, width_bits)
-    varying = np.uint64(0)
-    for k in range(n_live):
-        varying |= np.uint64(places[k] ^ places[0])
+    if not has_no_table:
+        for k in range(n_live):
+            varying |= np.uint64(places[k] ^ places[0])
+        weigh_counts(live[:n_live], places[:n_live], n, width_bits, max_live, terms, logs, room[_MARKS:], verdict)
     verdict[6] = np.int64(varying)
-    weigh_counts(live[:n_live], places[:n_live], n, width_bits, max_live, terms, logs, room[_MARKS:], verdict)
     full = max(np.int64(1), n) * width_bits << 20
     entropy = min(np.int64(3), verdict[4] * 4 // full)
     if verdict[4] * 10000 >= full * 9985:
@@ -515,11 +580,9 @@ def judge_wide(
     equal = _n_equal(words, shift, width_bits)
     down = np.uint64(shift)
     keep = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width_bits)
-    varying, largest = np.uint64(0), np.uint64(0)
+    varying, largest = _varying(words, down, keep), np.uint64(0)
     for i in range(n):
-        varying |= np.uint64(words[i]) ^ np.uint64(words[0])
         largest = max(largest, (np.uint64(words[i]) >> down) & keep)
-    varying = (varying >> down) & keep
     wrap = np.uint64(SLOTS - 1)
     n_distinct = 0
     for i in range(n):
@@ -533,16 +596,16 @@ def judge_wide(
                 break
             slots[place] = word
         hits[place] += 1
-    once, twice = np.int64(0), np.int64(0)
-    for slot in range(SLOTS):
-        once += np.int64(hits[slot] == 1)
-        twice += np.int64(hits[slot] == 2)
-        hits[slot] = 0
     verdict[:] = 0
     if n_distinct > MAX_DISTINCT:
         verdict[0], verdict[1] = n, n
     else:
-        verdict[0], verdict[1], verdict[2] = n_distinct, once, twice
+        verdict[0] = n_distinct
+        for slot in range(SLOTS):
+            verdict[1] += np.int64(hits[slot] == 1)
+            verdict[2] += np.int64(hits[slot] == 2)
+    for slot in range(SLOTS):
+        hits[slot] = 0
     verdict[5], verdict[6], verdict[7], verdict[12] = equal, np.int64(varying), np.int64(largest), -1
     verdict[14] = n_words * _bits_of(largest) << 8 if n else 0
     live = verdict[0]

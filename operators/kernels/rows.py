@@ -8,10 +8,12 @@ import numpy as np
 
 from operators.kernels.jit import kernel
 from operators.kernels.lanes import both, pick
-from operators.kernels.memory import copy_bytes
+from operators.kernels.memory import copy_bytes, fetch
 
 CHUNK_WORDS = 16
 """Words of a row that are looked at before it is given up: a row of noise costs one line of cache."""
+_AHEAD = 16
+"""Rows that are asked for before they are looked at."""
 
 
 @kernel("flags")
@@ -44,6 +46,7 @@ def trailing_zeros(words: Any, row_words: int, width_bits: int, zeros: Any) -> N
     """Write how many low bits are zero in all words of each row, `width_bits` where all are, 0 where fewer than 4."""
     few = np.uint64(15)
     for row in range(zeros.size):
+        fetch(words, min(row + _AHEAD, zeros.size - 1) * row_words * words.itemsize)
         at, end = row * row_words, (row + 1) * row_words
         used = np.uint64(0)
         while at < end and used & few == np.uint64(0):

@@ -16,7 +16,7 @@ from operators.kernels.judging import USUAL, huffman_bits
 from operators.literals.profile import RANS_GAIN
 from operators.words import Words, dtype_of, mask_of
 from synth import cost, logs
-from synth.cost import NOT_COUNTED, Q8, Counted, exact_literal, judge, node_q8
+from synth.cost import NOT_COUNTED, Q8, Counted, counts_of, exact_literal, judge, node_q8
 from synth.features import SCRATCH, cut_entropies
 from synth.grammar import offers
 from synth.hole import Setting
@@ -89,6 +89,20 @@ def test_a_long_sample_is_judged_as_plainly() -> None:
         _, features, literal = plain.judged(words, 0, stream, (0, 0), closed=False)
         assert found.features == features
         assert (found.literal.bits_q8, found.literal.encoding, found.literal.floor_q8) == literal
+
+
+@pytest.mark.parametrize("n_different", [100, 700, 3000, 1 << 16])
+@pytest.mark.parametrize("width", [8, 12, 16])
+def test_the_counts_that_a_verdict_leaves_are_those_of_the_words(n_different: int, width: int) -> None:
+    # Of a sample with more of them than a table could have too: its first words look like noise.
+    words = np.random.default_rng(width).integers(0, n_different, 8192).astype(np.uint16) & mask_of(width)
+    words[:1024] = np.arange(1024) & mask_of(width)
+    left = counts_of(judge(words, 0, Stream(width, 1 << 20)))
+    live, places = counted(words)
+    assert (left is None) == (2 * live.size >= words.size)
+    if left is not None:
+        assert np.array_equal(left[0], live)
+        assert np.array_equal(left[1], places)
 
 
 @given(KIND, st.sampled_from((8, 12, 32)), st.integers(2, 700), SEED)
