@@ -100,6 +100,7 @@ def parser() -> argparse.ArgumentParser:
         "--checkpoint-glob", metavar="GLOB", help="a snapshot of each checkpoint below SRC that matches"
     )
     archive.add_argument("--dry-run", action="store_true", help="list what would be archived, write nothing")
+    archive.add_argument("--checksum", action="store_true", help="read files, too, that the store says are unchanged")
     archive.add_argument("--prior", metavar="FILE", help="prior of another checkpoint, instead of learning one")
     archive.add_argument("--strict-format", action="store_true", help="a file with a faulty format fails")
     archive.add_argument("--tag", action="append", default=[], help="tag the snapshot, for `prune --keep-tag`")
@@ -138,6 +139,11 @@ def parser() -> argparse.ArgumentParser:
         "--min-age", type=_count, default=72, metavar="HOURS", help="keep what is younger; longer than any run takes"
     )
     gc.add_argument("--yes", action="store_true", help="do it")
+
+    rebuild = add("rebuild", commands.rebuild, "write lost manifests again; show runs that have lost their snapshot")
+    rebuild.add_argument("archive", metavar="ARCHIVE")
+    rebuild.add_argument("--run", metavar="RUN", help="commit what is whole of this run")
+    rebuild.add_argument("--name", metavar="CHECKPOINT", help="as the next snapshot of this checkpoint")
 
     listing = add("list", commands.listing, "snapshots of an archive")
     listing.add_argument("archive", metavar="ARCHIVE")

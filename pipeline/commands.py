@@ -113,6 +113,7 @@ def archive(arguments: argparse.Namespace, report: Report) -> int:
         arguments.strict_format,
         arguments.single_writer,
         checked_tags(arguments.tag),
+        arguments.checksum,
     )
     if arguments.checkpoint_glob is not None:
         return _archive_many(arguments, report, order, config)
@@ -355,6 +356,13 @@ def gc(arguments: argparse.Namespace, report: Report) -> int:
     from pipeline import keeping
 
     return keeping.gc(arguments, _run_settings(arguments), report)
+
+
+def rebuild(arguments: argparse.Namespace, report: Report) -> int:
+    """Write lost manifests again, or commit a run that has lost its snapshot."""
+    from pipeline import keeping
+
+    return keeping.rebuild(arguments, _run_settings(arguments), report)
 
 
 def info(arguments: argparse.Namespace, report: Report) -> int:

@@ -35,7 +35,7 @@ from pipeline.condemned import (
     take,
 )
 from pipeline.packs import pack_key
-from pipeline.rows import from_parquet, packs_in
+from pipeline.rows import packs_in
 from pipeline.snapshots import from_json
 from pipeline.store import Dated, Leftovers, Store
 
@@ -151,7 +151,7 @@ def _reach(store: Store, key: str, live: set[str], runs: set[str]) -> None:
     runs.add(snapshot.run)
     manifest = manifest_key(snapshot.manifest)
     if manifest not in live:
-        live.update(map(pack_key, packs_in(manifest_bytes(store, snapshot), manifest)))
+        live.update(map(pack_key, packs_in(manifest_bytes(store, snapshot), manifest, checked=True)))
         live.add(manifest)
 
 
@@ -164,8 +164,8 @@ def _working(store: Store, border: int, live: set[str], done: set[str]) -> set[s
     runs = {match[1] for item in store.dated("runs/") if item.written >= border and (match := _RUN.match(item.key))}
     for run in sorted(runs - done):
         for info in store.list(f"runs/{run}/receipts/"):
-            rows = from_parquet(store.get(info.key, max_bytes=ROWS_BYTES_MAX), info.key)
-            live.update(pack_key(row.pack) for row in rows if row.pack is not None)
+            data = store.get(info.key, max_bytes=ROWS_BYTES_MAX)
+            live.update(map(pack_key, packs_in(data, info.key, checked=False)))
     return runs
 
 

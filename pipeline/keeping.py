@@ -1,20 +1,24 @@
-"""The commands that keep an archive small and whole: ``prune`` and ``gc``. Nothing goes without ``--yes``."""
+"""The commands that keep an archive small and whole: prune, gc, rebuild. Nothing goes without ``--yes``."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from configs.loader import Run
-from operators.errors import ArchiveNotFoundError, NothingMatchedError, UsageError
-from pipeline.archive import checkpoints, open_archive
+from operators.errors import ArchiveNotFoundError, DamageError, NotFoundError, NothingMatchedError, UsageError
+from pipeline.archive import checkpoints, load_snapshot, manifest_bytes, open_archive
 from pipeline.garbage import HOUR, Collected, collect, mark
+from pipeline.rebuild import LostRun, commit_lost, find_lost, lost_runs, rebuild_manifest
 from pipeline.report import Report, printable
 from pipeline.retention import Kept, Policy, decide_kept, expire, read_kept, revive
 from pipeline.store import Store, open_store
+from pipeline.summary import Failed
 
-DONE = 0
+DONE, FAILED_ITEMS = 0, 3
 
 
 def prune(arguments: argparse.Namespace, run: Run, report: Report) -> int:
@@ -89,6 +93,59 @@ def _name(text: str) -> tuple[str, int]:
     if not checkpoint or not seq.isdecimal():
         raise UsageError("CHECKPOINT/SEQ", text, "prune", "see `brevis list`")
     return checkpoint, int(seq)
+
+
+def rebuild(arguments: argparse.Namespace, run: Run, report: Report) -> int:
+    """Write lost manifests again, and tell of runs without a commit; or commit one of those."""
+    store = open_store(arguments.archive, run.storage_options)
+    open_archive(store)
+    if (arguments.run is None) is not (arguments.name is None):
+        raise UsageError("--run and --name, or neither", "one of them", "rebuild")
+    if arguments.run is not None:
+        from pipeline.driver import package_version  # it needs the search
+
+        lost = find_lost(store, arguments.run)
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        snapshot = commit_lost(store, lost, arguments.name, package_version(), now)
+        content = {"command": "rebuild", "snapshot": snapshot.name, "manifest": snapshot.manifest, **_told(lost)}
+        report.give(content, [f"{snapshot.name} holds {len(lost.files)} files of the run {lost.run}"])
+        return FAILED_ITEMS if lost.failures else DONE
+    rebuilt, failures = [], []
+    for checkpoint, numbers in checkpoints(store).items():
+        for seq in numbers:
+            try:
+                snapshot = load_snapshot(store, checkpoint, seq)
+                with contextlib.suppress(DamageError, NotFoundError):
+                    manifest_bytes(store, snapshot)
+                    continue
+                rebuild_manifest(store, snapshot)
+                rebuilt.append(snapshot.name)
+            except (DamageError, NotFoundError) as error:
+                failures.append(Failed.of(f"{checkpoint}/{seq}", error))
+    runs = [find_lost(store, name) for name in lost_runs(store)]
+    report.give(
+        {
+            "command": "rebuild",
+            "manifests": rebuilt,
+            "failures": [asdict(failure) for failure in failures],
+            "runs": [_told(lost) for lost in runs],
+        },
+        [
+            *(f"{name}: its manifest was written again" for name in rebuilt),
+            *(f"{printable(failure.key)}: {failure.message}" for failure in failures),
+            *(f"run {lost.run}: {len(lost.files)} files are whole, {len(lost.failures)} are not" for lost in runs),
+            f"{len(rebuilt)} manifests rebuilt, {len(failures)} lost, {len(runs)} runs without a commit",
+        ],
+    )
+    return FAILED_ITEMS if failures else DONE
+
+
+def _told(lost: LostRun) -> dict[str, Any]:
+    return {
+        "run": lost.run,
+        "files": [{"key": info.key, "n_bytes": info.n_bytes} for info in lost.files],
+        "lost": [asdict(finding) for finding in lost.failures],
+    }
 
 
 def gc(arguments: argparse.Namespace, run: Run, report: Report) -> int:

@@ -240,15 +240,16 @@ def from_parquet(data: bytes, where: str = "") -> list[Row]:
         raise FormatError("rows as Parquet", f"{type(error).__name__}: {str(error)[:200]}", where) from error
 
 
-def packs_in(data: bytes, where: str = "") -> set[bytes]:
-    """Return the packs that rows refer to, from their column alone: memory for packs, not for rows.
+def packs_in(data: bytes, where: str = "", *, checked: bool) -> set[bytes]:
+    """Return the packs that rows refer to, in memory for packs and one row group.
 
     Parameters
     ----------
     data : bytes
-        Rows whose digest the caller has checked; only damage that makes them unreadable is noticed here.
     where : str
         Key of the object, for messages.
+    checked : bool
+        The caller has checked the digest of `data`, so that one column is enough; else all of it is read and checked.
 
     Raises
     ------
@@ -257,6 +258,8 @@ def packs_in(data: bytes, where: str = "") -> set[bytes]:
     """
     packs: set[bytes] = set()
     try:
+        if not checked:
+            return {row.pack for row in _read(data, where) if row.pack is not None}
         for batch in _opened(data).iter_batches(GROUP_ROWS, columns=["pack"], use_threads=False):
             packs.update(pack for pack in batch.column(0).unique().to_pylist() if pack is not None)
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
