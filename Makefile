@@ -45,9 +45,9 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
 	touch $@
 
-# Apart, so that `make demo` does without it.
+# Apart, so that `make demo` does without it. DeepSpeed is to compile nothing.
 $(VENV)/.torch: $(VENV)/.test
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,torch]"
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,deepspeed]"
 	touch $@
 
 # zipnn's build script imports torch and numpy, so both come first and the build sees them.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,7 @@ from operators.errors import UnsupportedError, UsageError
 from pipeline import collectives as cc
 from pipeline import training
 from pipeline.messages import TensorCodec
+from pipeline.on_deepspeed import install_deepspeed, uninstall_deepspeed
 from synth.books import CodebookSet
 
 DTYPES = tuple(cc.DTYPES)
@@ -145,7 +148,11 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 256))
 
 
-def steps(net: nn.Module, rank: int, n: int, after: Callable[[int], None] | None = None) -> torch.Tensor:
+def learn_at_1(codec: TensorCodec) -> Callable[[int], None]:
+    return lambda step: training.agree(codec) if step == 1 else None
+
+
+def steps(net: nn.Module, rank: int, n: int, after: Callable[[int], None] = lambda _: None) -> torch.Tensor:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(100 + rank)
     for step in range(n):
@@ -153,8 +160,7 @@ def steps(net: nn.Module, rank: int, n: int, after: Callable[[int], None] | None
         optimizer.zero_grad()
         F.mse_loss(net(x), x.roll(1, 1) * x).backward()
         optimizer.step()
-        if after is not None:
-            after(step)
+        after(step)
     full = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in (q.detach() for q in net.parameters())]
     return torch.cat([p.reshape(-1) for p in full])
 
@@ -191,7 +197,7 @@ def fsdp(rank: int, size: int) -> None:
 
     plain = steps(sharded(None), rank, 6)
     codec = TensorCodec(CodebookSet({}))
-    found = steps(sharded(codec), rank, 6, lambda step: training.agree(codec) if step == 1 else None)
+    found = steps(sharded(codec), rank, 6, learn_at_1(codec))
     if size == 2:
         assert torch.equal(bits(plain), bits(found))
     kinds = {kind: traffic for (_, kind), traffic in codec.stats().items()}
@@ -213,3 +219,50 @@ def profiles(rank: int, size: int) -> None:
     assert [one.regret_ppm for one in report] == sorted((one.regret_ppm for one in report), reverse=True)
     large = [one for one in report if one.choice.sample_words == 4096]
     assert np.median([one.regret_ppm for one in large]) < 20_000
+
+
+def deepspeed(rank: int, size: int) -> None:
+    os.environ |= {"DS_ACCELERATOR": "cpu", "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
+    ds = importlib.import_module("deepspeed")
+    ds.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiled when first used, and not what is tested
+    with pytest.raises(UsageError, match=r"call deepspeed\.init_distributed"):
+        install_deepspeed(TensorCodec(CodebookSet({})))
+    ds.init_distributed(dist_backend="gloo")
+    own = ds.comm.comm.cdb
+    for stage, precision, most in ((1, "BF16", 0.68), (3, "BF16", 0.68), (3, "F32", 0.85)):
+        plain = zero_steps(ds, rank, stage, precision)
+        codec = TensorCodec(CodebookSet({}), checksum=True)
+        install_deepspeed(codec)
+        coded = zero_steps(ds, rank, stage, precision, learn_at_1(codec))
+        with pytest.raises(UsageError, match="call uninstall_deepspeed"):
+            install_deepspeed(codec)
+        uninstall_deepspeed()
+        assert torch.equal(bits(plain), bits(coded))
+        kinds = {kind: traffic for (_, kind), traffic in codec.stats().items()}
+        assert set(kinds) == {"weight", "grad"}
+        for traffic in kinds.values():
+            assert traffic.raw_bytes > 1 << 20
+            assert traffic.wire_bytes <= most * traffic.raw_bytes
+    uninstall_deepspeed()
+    assert ds.comm.comm.cdb is own
+
+
+def zero_steps(
+    ds: Any, rank: int, stage: int, precision: str, after: Callable[[int], None] = lambda _: None
+) -> torch.Tensor:
+    net = model()
+    config = {
+        "train_micro_batch_size_per_gpu": 16,
+        "zero_optimization": {"stage": stage},
+        "bf16": {"enabled": precision == "BF16"},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+    }
+    engine, *_ = ds.initialize(model=net, model_parameters=net.parameters(), config=config)
+    generator = torch.Generator().manual_seed(100 + rank)
+    for step in range(6):
+        x = torch.randn(16, 256, generator=generator).to(next(net.parameters()).dtype)
+        engine.backward(F.mse_loss(engine(x), x.roll(1, 1) * x))
+        engine.step()
+        after(step)
+    with ds.zero.GatheredParameters(list(net.parameters()), enabled=stage == 3):
+        return torch.cat([p.detach().reshape(-1) for p in net.parameters()])
