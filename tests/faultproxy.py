@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -27,19 +28,33 @@ class Fault:
         ``strip HEADER``: the server never sees that request header, as if it did not know it.
     first : int
         How many matching requests it applies to, after `skip` untouched ones.
+    share : float
+        Which part of those, drawn anew for each.
+    header : str
+        Regular expression that the head of a request must hold too.
     """
 
     match: str
     action: str
     first: int = 1
     skip: int = 0
+    share: float = 1.0
+    header: str = ""
     seen: int = field(default=0, init=False)
+    met: int = field(default=0, init=False)
+    _draw: random.Random = field(default_factory=lambda: random.Random(1), init=False)
 
-    def applies(self, line: str) -> bool:
-        if not re.search(self.match, line):
+    def applies(self, line: str, head: str = "") -> bool:
+        if not re.search(self.match, line) or not re.search(self.header, head):
             return False
         self.seen += 1
-        return self.skip < self.seen <= self.skip + self.first
+        applies = self.skip < self.seen <= self.skip + self.first and self._draw.random() < self.share
+        self.met += applies
+        return applies
+
+
+ALWAYS = 1 << 30
+"""As many requests as there are."""
 
 
 @dataclass
@@ -89,7 +104,7 @@ async def _serve(client: Pair, port: int, faults: Sequence[Fault], requests: lis
             head = await client[0].readuntil(b"\r\n\r\n")
             line = head.split(b" HTTP/")[0].decode("latin-1")
             requests.append(line)
-            action = next((fault.action for fault in faults if fault.applies(line)), "")
+            action = next((fault.action for fault in faults if fault.applies(line, head.decode("latin-1"))), "")
             if re.search(rb"\r\nexpect: *100", head, re.IGNORECASE):
                 head = re.sub(rb"\r\nexpect:[^\r]*", b"", head, flags=re.IGNORECASE)
                 client[1].write(b"HTTP/1.1 100 Continue\r\n\r\n")
