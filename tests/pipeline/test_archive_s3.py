@@ -15,13 +15,14 @@ from pipeline.snapshots import Snapshot
 from pipeline.store_s3 import S3Store
 from tests.faultproxy import Fault, fault_proxy
 from tests.pipeline.test_archive import OTHER_RECIPE, RECIPE, drive, source
-from tests.s3server import S3Server, s3_server
+from tests.radosgw import SERVERS, running
+from tests.s3server import S3Server
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as running:
-        yield running
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
+    with running(request.param) as found:
+        yield found
 
 
 @pytest.fixture

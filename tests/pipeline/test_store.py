@@ -37,7 +37,8 @@ from pipeline.store import (
 )
 from pipeline.store_fsspec import FsspecStore
 from pipeline.store_s3 import PART_BYTES
-from tests.s3server import S3Server, s3_server
+from tests.radosgw import SERVERS, running
+from tests.s3server import S3Server
 
 WRITE_VERBS = ("put_new", "put", "create", "delete", "discard", "supports_create_only")
 ODD_NAMES = (
@@ -59,18 +60,24 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as running:
-        yield running
+def ministack() -> Iterator[S3Server]:
+    with running("ministack") as server:
+        yield server
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+@pytest.fixture(scope="module")
+def radosgw() -> Iterator[S3Server]:
+    with running("radosgw") as server:
+        yield server
+
+
+@pytest.fixture(params=["local", "memory", *SERVERS])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "local":
         return Place(str(tmp_path / "root"))
     if request.param == "memory":
         return Place(f"memory://{tmp_path.name}-{os.getpid()}/root")
-    server: S3Server = request.getfixturevalue("server")
+    server: S3Server = request.getfixturevalue(request.param)
     return Place(server.url(f"{tmp_path.name}/root"), server.options)
 
 
