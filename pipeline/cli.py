@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     try:
         for place in ("source", "archive", "target"):
-            if hasattr(arguments, place):  # workers need not stand where the user stands
+            if getattr(arguments, place, None) is not None:  # workers need not stand where the user stands
                 setattr(arguments, place, absolute_url(getattr(arguments, place)))
         command: Command = arguments.run_command
         return command(arguments, report)
@@ -115,9 +115,12 @@ def parser() -> argparse.ArgumentParser:
 
     verify = add("verify", commands.verify, "check an archive without its source", filters, snapshot)
     verify.add_argument("archive", metavar="ARCHIVE")
-    verify.add_argument("--level", choices=("manifest", "bytes", "decode"), default="decode")
+    verify.add_argument("--level", choices=("manifest", "bytes", "decode", "source"), default="decode")
+    verify.add_argument("--source", metavar="SRC", help="compare with it, for --level source")
+    verify.add_argument("--all", action="store_true", help="every snapshot; what they share is looked at once")
+    verify.add_argument("--receipt", action="store_true", help="leave a receipt in the archive")
     verify.add_argument("--sample", metavar="PERCENT", help="a deterministic part, such as 5%%")
-    verify.add_argument("--part", metavar="N/T", help="slice N of T: T runs cover everything")
+    verify.add_argument("--part", metavar="N/T", help="slice N of T; next/T: that of the oldest receipt")
 
     prune = add("prune", commands.prune, "drop snapshots that no rule keeps; shows them without --yes")
     prune.add_argument("archive", metavar="ARCHIVE")

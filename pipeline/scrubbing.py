@@ -1,0 +1,83 @@
+"""Receipts of verification: evidence that an archive was looked at, and which part of it is next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from configs.loader import canonical_json
+from operators.errors import UsageError
+from pipeline.store import SourceStore, Store
+from pipeline.summary import Summary
+from pipeline.verify import Part, parse_part
+
+_NEXT = re.compile(r"next/([1-9][0-9]{0,5})")
+_RECEIPT = re.compile(r"verify/([0-9]{8}T[0-9]{6}Z)-([a-z]+)-([0-9]+)-([0-9]+)\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What was verified, for its receipt.
+
+    Attributes
+    ----------
+    level : str
+    part : Part or None
+        None for everything.
+    snapshots : sequence of str
+        ``<checkpoint>/<seq>`` and digest of the manifest of each.
+    started, ended : str
+        ``YYYYMMDDTHHMMSSZ``, in UTC.
+    writer : str
+        Version of the package.
+    """
+
+    level: str
+    part: Part | None
+    snapshots: Sequence[tuple[str, str]]
+    started: str
+    ended: str
+    writer: str
+
+    @property
+    def key(self) -> str:
+        """The key of the receipt: everything is part 1 of 1."""
+        part = self.part or Part(1, 1)
+        return f"verify/{self.ended}-{self.level}-{part.number}-{part.total}.json"
+
+
+def put_receipt(store: Store, looked: Looked, summary: Summary) -> None:
+    """Store the receipt of a verification that came to its end, whatever it found."""
+    content = {
+        "level": looked.level,
+        "part": [looked.part.number, looked.part.total] if looked.part else [1, 1],
+        "snapshots": [list(pair) for pair in looked.snapshots],
+        "started": looked.started,
+        "ended": looked.ended,
+        "writer": looked.writer,
+        "files": summary.files,
+        "segments": summary.segments,
+        "verified": summary.verified,
+        "failures": [[failure.key, failure.reason] for failure in summary.failures],
+    }
+    store.put_new(looked.key, canonical_json(content) + b"\n")
+
+
+def chosen_part(store: SourceStore, text: str | None, sample: str | None, level: str) -> Part | None:
+    """Return the part that a user means; of ``next/T``, the one whose receipt of this level is oldest.
+
+    One without a receipt comes first, so that a night that was missed or stopped is made up for.
+    """
+    match = _NEXT.fullmatch(text or "")
+    if match is None:
+        return parse_part(text, sample)
+    if sample is not None:
+        raise UsageError("--part or --sample", "both", "verify")
+    total = int(match[1])
+    last = dict.fromkeys(range(1, total + 1), "")
+    for info in store.list("verify/"):
+        found = _RECEIPT.fullmatch(info.key)
+        if found and found[2] == level and int(found[4]) == total and int(found[3]) in last:
+            last[int(found[3])] = max(last[int(found[3])], found[1])
+    return Part(min(last, key=lambda number: (last[number], number)), total)
