@@ -278,8 +278,11 @@ def all_gather_single(
 
     def take(piece: slice, gathering: Gathering) -> None:
         for rank, message in enumerate(gathering.messages()):
-            start = rank * n_words
-            codec.decode(message, target[start + piece.start : start + piece.stop], name)
+            part = target[rank * n_words : (rank + 1) * n_words][piece]
+            if rank == channel.rank:
+                part[:] = source[piece]
+            else:
+                codec.decode(message, part, name)
 
     return channel.run(lambda: _pipelined(_pieces(n_words), send, take), output, async_op)
 
@@ -319,17 +322,25 @@ def reduce_scatter_single(
     if op not in (SUM, dist.ReduceOp.AVG):
         raise UnsupportedError("SUM or AVG", str(op), "op of reduce_scatter_single", "use torch.distributed's own")
     source = words_of(input).reshape(channel.size, n_words)
+    own = input.view(channel.size, n_words)[channel.rank]
     words_of(output)
     flat = output.view(-1)
+    nothing = np.empty(0, np.uint8)
 
     def send(piece: slice) -> Gathering:
-        return channel.scatter(codec, [codec.encode(part[piece], name, kind) for part in source])
+        messages = [
+            nothing if rank == channel.rank else codec.encode(part[piece], name, kind)
+            for rank, part in enumerate(source)
+        ]
+        return channel.scatter(codec, messages)
 
     def take(piece: slice, gathering: Gathering) -> None:
         parts = []
-        for message in gathering.messages():
-            part = torch.empty(piece.stop - piece.start, dtype=output.dtype)
-            codec.decode(message, words_of(part), name)
+        for rank, message in enumerate(gathering.messages()):
+            part = own[piece]
+            if rank != channel.rank:
+                part = torch.empty_like(part)
+                codec.decode(message, words_of(part), name)
             parts.append(part)
         total = parts[(channel.rank - 1) % channel.size]
         for k in range(2, channel.size + 1):
