@@ -270,10 +270,16 @@ class Hole:
             return literal
         if self.stream.n_bytes < MIN_LZ_BYTES or literal.bits_q8 <= 8 * BYTE_Q8:
             return literal
+        if not is_looked_at and self.stream.width_bits > NARROW_BITS and not verdict.summary.varying & 1:
+            return literal  # matches are looked for where the bits that never change are cut off
         whole = self.whole()
         words, probe = self.sample.words if whole is None else whole, self.setting.probe
         looked_at = words if is_whole(words, self.stream) else self.sample.words
-        if self.is_float and self.stream.width_bits >= MIXED_BITS and not probe.has_matches(looked_at):
+        if (
+            self.is_float
+            and self.stream.width_bits >= MIXED_BITS
+            and not self.setting.memo.once(words, ("matches",), lambda: probe.has_matches(looked_at))
+        ):
             # Fields of a float will have better codes than its bytes together: an estimate is good enough.
             return literal.or_lz(bytes_q8(self.sample.words, self.stream), self.stream)
         lz_q8 = probe.payload_q8(words, self.stream, literal.bits_q8)

@@ -43,6 +43,8 @@ MOST_COUNTED = 1 << 16
 """Words by which neighbouring places are compared."""
 PART_WORDS = 1 << 18
 """Words about as many of which are copied of the rows of a kind: leaves in the context of rows are judged by them."""
+FEW = 4
+"""Of rows that are fewer than one in so many, the sample is as much smaller: what is misjudged there weighs less."""
 CLASSES = 16
 """Classes of bytes by which a period is found."""
 
@@ -208,7 +210,9 @@ def _mask(hole: Hole, words: Words, op: Partition) -> Sample:
 def _rows(hole: Hole, words: Words, op: Partition, *, is_marked: bool) -> Hole:
     """Return the hole of some rows."""
     setting, memo, columns = hole.setting, hole.setting.memo, hole.columns
-    sizes = setting.sample_words, setting.exact_words
+    n_marked = op.n_marked * op.row_words
+    n_kept = n_marked if is_marked else hole.stream.n_words - n_marked
+    sizes = setting.sample_words // (FEW if n_kept * FEW < hole.stream.n_words else 1), setting.exact_words
 
     def sampled() -> tuple[NDArray[np.int64], Sample]:
         kept = np.flatnonzero((_zeros_of(hole, words) >= op.low_bits) == is_marked)

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from operators.kernels.jit import kernel
+from operators.kernels.memory import fetch
 
 LOG_SCALE_BITS = 20
 """Logarithms are integers in units of ``2**-LOG_SCALE_BITS`` bit."""
 LOG_TABLE_SIZE = (1 << 16) + 1
 """Entries of a table of logarithms, from 0."""
+_AHEAD = 8
+"""Runs that are asked for before they are copied."""
 
 
 @kernel("slots", "hits")
@@ -146,6 +149,9 @@ def gather_runs(words: Any, starts: Any, out: Any) -> None:
     """Copy runs of ``out.size // starts.size`` words that begin at `starts` (int64) to `out`, one after the other."""
     run = out.size // starts.size if starts.size else 0
     for i in range(starts.size):
+        if i + _AHEAD < starts.size:
+            for j in range(0, run, max(1, 64 // words.itemsize)):
+                fetch(words, (starts[i + _AHEAD] + j) * words.itemsize)
         start = starts[i]
         for j in range(run):
             out[i * run + j] = words[start + j]

@@ -580,9 +580,12 @@ def judge_wide(
     equal = _n_equal(words, shift, width_bits)
     down = np.uint64(shift)
     keep = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - width_bits)
-    varying, largest = _varying(words, down, keep), np.uint64(0)
+    kept = keep << down
+    varying, largest = np.uint64(0), np.uint64(0)
     for i in range(n):
-        largest = max(largest, (np.uint64(words[i]) >> down) & keep)
+        varying |= np.uint64(words[i]) ^ np.uint64(words[0])
+        largest = max(largest, np.uint64(words[i]) & kept)
+    varying, largest = (varying >> down) & keep, largest >> down
     wrap = np.uint64(SLOTS - 1)
     n_distinct = 0
     for i in range(n):

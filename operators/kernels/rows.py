@@ -12,6 +12,8 @@ from operators.kernels.memory import copy_bytes, fetch
 
 CHUNK_WORDS = 16
 """Words of a row that are looked at before it is given up: a row of noise costs one line of cache."""
+FIRST_WORDS = 4
+"""Words of a row that are looked at first: most often they are in the line that was asked for."""
 _AHEAD = 16
 """Rows that are asked for before they are looked at."""
 
@@ -49,11 +51,11 @@ def trailing_zeros(words: Any, row_words: int, width_bits: int, zeros: Any) -> N
         fetch(words, min(row + _AHEAD, zeros.size - 1) * row_words * words.itemsize)
         at, end = row * row_words, (row + 1) * row_words
         used = np.uint64(0)
-        while at < end and used & few == np.uint64(0):
-            stop = min(at + CHUNK_WORDS, end)
+        stop = min(at + FIRST_WORDS, end)
+        while at < stop and used & few == np.uint64(0):
             for i in range(at, stop):
                 used |= np.uint64(words[i])
-            at = stop
+            at, stop = stop, min(stop + CHUNK_WORDS, end)
         count = 0
         if used == np.uint64(0):
             count = width_bits

@@ -84,6 +84,17 @@ def test_a_sample_of_some_rows_holds_those_and_their_neighbours(rows: int, seed:
         assert (grid[:, 1] - grid[:, 0] == 1).all()
 
 
+@pytest.mark.parametrize(("every", "is_few"), [(3, False), (8, True)])
+def test_rows_that_are_few_have_a_smaller_sample(every: int, is_few: bool) -> None:
+    words = matrix(1024, upcast=slice(0, 1024, every))
+    expansion = Rows(all_bits=False).expand(root(words, n_sample=1 << 13))
+    assert expansion is not None
+    _, others, upcasts = expansion[1]
+    assert others.sample.words.size == 1 << 13
+    assert upcasts.sample.words.size == 1 << (11 if is_few else 13)
+    assert upcasts.stream.n_words == -(-1024 // every) * COLUMNS
+
+
 @pytest.mark.parametrize("budget", [64, 256])
 def test_the_parts_of_a_matrix_cost_what_they_would_alone(budget: int) -> None:
     words = matrix(1024, upcast=slice(0, 1024, 4), zero=slice(0, 1024, 16))
