@@ -32,13 +32,16 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from operators.errors import FormatError
 from operators.words import Bytes, Words, container
+
+if TYPE_CHECKING:
+    from operators.books import Books
 
 BLOCK_WORDS = 1 << 17
 """Words of a block: the unit in which large literals are coded and programs are executed."""
@@ -273,33 +276,46 @@ class Conditioned(Parametric):
             They do not.
         """
 
+    def room(self, stream: Stream) -> int:
+        """Bytes of the buffer that `write` needs."""
+        return stream.n_bytes
+
     @abstractmethod
-    def write(self, words: Words, out: NDArray[np.uint8], *, thorough: bool = False) -> int:
+    def write(self, words: Words, out: NDArray[np.uint8], *, thorough: bool = False, books: Books | None = None) -> int:
         """Code all words of a literal.
 
         Parameters
         ----------
         words : Words, shape (n,)
             Read only.
-        out : uint8 array, shape (at least the bytes of the words,)
+        out : uint8 array, shape (at least `room` of them,)
             The caller's buffer, written to from its start on.
         thorough : bool
             Whether the payload may take longer to plan than to code.
+        books : Books, optional
+            Codebooks that the parameters may name.
 
         Returns
         -------
         int
             Bytes of the payload, or -1 where it would not be smaller than the words are.
+
+        Raises
+        ------
+        UnsupportedError
+            A codebook is not among `books`.
         """
 
     @abstractmethod
-    def source(self, payload: memoryview, stream: Stream) -> Source:
+    def source(self, payload: memoryview, stream: Stream, books: Books | None = None) -> Source:
         """Return the source of a payload; every table and length in it is checked before use.
 
         Raises
         ------
         FormatError
             The payload cannot be one of this encoding for `stream`.
+        UnsupportedError
+            A codebook is not among `books`.
         """
 
     @abstractmethod

@@ -7,7 +7,7 @@ and families are ours.
 
 A book on the wire is `BOOK_MAGIC`, a byte of zero (the version), one each for `width_bits` and `escape_length`,
 two bytes each for `first` and the number of lengths, then the lengths, two to a byte, the first in the low half.
-Its id is the first 8 bytes of the BLAKE3 digest of that.
+Its id is the first 8 bytes of the BLAKE3 digest of that, its number the first 4 of them, little-endian.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from operators.base import BLOCK_WORDS
-from operators.errors import FormatError, UnsupportedError
+from operators.errors import FormatError, LimitError, UnsupportedError
 from operators.kernels.fixed import HEAD_BYTES, STREAM_BYTES, decode_words, encode_words
 from operators.kernels.huffman import canonical_codes, decoding_tables, encoding_table
+from operators.wire import Reader
 from operators.words import Bytes, Words, container
 
 BOOK_MAGIC: Final = b"BRVB"
@@ -35,6 +36,9 @@ MAX_LENGTH: Final = 12
 MAX_WIDTH_BITS: Final = 12
 """Of the words that a book codes."""
 ID_BYTES: Final = 8
+NUMBER_BITS: Final = 32
+MAX_BOOKS_BYTES: Final = 1 << 20
+"""Of books that are stored together."""
 SLACK_BYTES: Final = 64
 
 
@@ -109,6 +113,11 @@ class Book:
         return blake3(self.to_bytes()).digest(ID_BYTES)
 
     @property
+    def number(self) -> int:
+        """What a literal names the book by: a part of its id."""
+        return int.from_bytes(self.id[: NUMBER_BITS // 8], "little")
+
+    @property
     def size(self) -> int:
         """Words of the alphabet."""
         return 1 << self.width_bits
@@ -173,16 +182,22 @@ class Book:
     @classmethod
     def from_bytes(cls, data: Bytes) -> Book:
         """Inverse of `to_bytes`. Raises FormatError, UnsupportedError."""
-        data = bytes(data)
-        if len(data) < BOOK_HEAD_BYTES or data[:4] != BOOK_MAGIC:
-            raise FormatError(f"a codebook ({BOOK_MAGIC!r})", repr(data[:4]), "codebook")
-        if data[4] > BOOK_VERSION:
-            raise UnsupportedError(f"version {BOOK_VERSION} or older", str(data[4]), "codebook", "use a newer version")
-        width_bits, escape_length = data[5], data[6]
-        first, n_lengths = int.from_bytes(data[7:9], "little"), int.from_bytes(data[9:11], "little")
-        if len(data) != BOOK_HEAD_BYTES + (n_lengths + 1) // 2:
-            raise FormatError(f"{n_lengths} lengths", f"{len(data) - BOOK_HEAD_BYTES} bytes", "codebook")
-        packed = np.frombuffer(data, np.uint8, offset=BOOK_HEAD_BYTES)
+        reader = Reader(data)
+        book = cls.take(reader)
+        reader.end()
+        return book
+
+    @classmethod
+    def take(cls, reader: Reader) -> Book:
+        """Read the next book as it is stored. Raises FormatError, UnsupportedError."""
+        head = bytes(reader.take(BOOK_HEAD_BYTES))
+        if head[:4] != BOOK_MAGIC:
+            raise FormatError(f"a codebook ({BOOK_MAGIC!r})", repr(head[:4]), "codebook")
+        if head[4] > BOOK_VERSION:
+            raise UnsupportedError(f"version {BOOK_VERSION} or older", str(head[4]), "codebook", "use a newer version")
+        width_bits, escape_length = head[5], head[6]
+        first, n_lengths = int.from_bytes(head[7:9], "little"), int.from_bytes(head[9:11], "little")
+        packed = np.frombuffer(reader.take((n_lengths + 1) // 2), np.uint8)
         nibbles = np.stack((packed & 15, packed >> 4), axis=1).ravel()
         if nibbles[n_lengths:].any():
             raise FormatError("a half byte of zero after the last length", str(nibbles[-1]), "codebook")
@@ -220,15 +235,20 @@ class Books:
 
     def __init__(self, books: Iterable[Book] = ()) -> None:
         self._books = {book.id: book for book in books}
+        self._numbers = {book.number: book for book in self._books.values()}
 
     def __getitem__(self, book_id: bytes) -> Book:
         """Return a book. Raises UnsupportedError where it is not there."""
-        book = self._books.get(book_id)
+        return self._found(self._books.get(book_id), book_id)
+
+    def numbered(self, number: int) -> Book:
+        """Return the book of this number. Raises UnsupportedError where it is not there."""
+        return self._found(self._numbers.get(number), number.to_bytes(NUMBER_BITS // 8, "little"))
+
+    def _found(self, book: Book | None, name: bytes) -> Book:
         if book is None:
             known = ", ".join(one.hex() for one in self._books) or "none"
-            raise UnsupportedError(
-                f"codebook {book_id.hex()}", known, next_step="load the books that it was written with"
-            )
+            raise UnsupportedError(f"codebook {name.hex()}", known, next_step="load the books that it was written with")
         return book
 
     def __contains__(self, book_id: object) -> bool:
@@ -245,4 +265,19 @@ class Books:
         book = Book.from_bytes(data)
         if book.id != bytes(book_id):
             raise FormatError(f"codebook {bytes(book_id).hex()}", book.id.hex(), "codebook", "take another copy of it")
-        self._books[book.id] = book
+        self._books[book.id] = self._numbers[book.number] = book
+
+    def to_bytes(self) -> bytes:
+        """Return the books as they are stored, one after the other."""
+        return b"".join(book.to_bytes() for book in self)
+
+    @classmethod
+    def from_bytes(cls, data: Bytes) -> Books:
+        """Inverse of `to_bytes`. Raises FormatError, LimitError, UnsupportedError."""
+        if len(data) > MAX_BOOKS_BYTES:
+            raise LimitError(f"codebooks of at most {MAX_BOOKS_BYTES} bytes", str(len(data)))
+        reader = Reader(data)
+        books = []
+        while reader.position < len(reader.buffer):
+            books.append(Book.take(reader))
+        return cls(books)

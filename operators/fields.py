@@ -207,7 +207,7 @@ def _head_bytes(buffer: memoryview) -> int:
         return 0
     while buffer[at] > 127 and at < len(RECORD_MAGIC) + 5:
         at += 1
-    at += 2  # the number of words and of codebooks
+    at += 1  # the number of words
     return at + 1 + buffer[at] if buffer[at] < 128 and at + 1 + buffer[at] <= len(buffer) else 0
 
 
@@ -215,10 +215,8 @@ def _head_bytes(buffer: memoryview) -> int:
 def _read_fields(head: bytes) -> Fields | None:
     """Return the fields of a record that begins with `head`, or None where it is not made of them."""
     try:
-        stream, book_ids, program = take_program_head(Reader(head))
+        stream, program = take_program_head(Reader(head))
     except ArchiveError:
-        return None
-    if book_ids:
         return None
     fields = fields_of(program, stream.width_bits, stream.n_words)
     return None if fields is None or UNDECIDED in fields.codes or fields.head.tobytes() != head else fields

@@ -1,8 +1,8 @@
 """Records and packs as bytes; FORMAT.md is the specification.
 
 A record is one segment: its header, its program, the digest of its decoded bytes and the payloads of
-its literals. It decodes from itself plus the codebooks that its header names. A pack is an object that
-holds records one after the other, and an index of them at its end.
+its literals. It decodes from itself plus the codebooks that its program names. A pack is an object that
+holds records one after the other, and at its end an index of them and the codebooks that they name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from operators import limits
 from operators.base import Stream
-from operators.books import ID_BYTES
 from operators.errors import FormatError, LimitError, UnsupportedError
 from operators.program import Node, put_program, take_program
 from operators.wire import Reader, put_varint
@@ -21,7 +20,7 @@ from operators.words import Bytes
 
 FORMAT_VERSION = 0
 """Version of record and pack; 0 is not frozen yet."""
-WRITER_REVISION = 3
+WRITER_REVISION = 4
 """Grows whenever the same input and recipe may give other bytes; part of the recipe's digest."""
 RECORD_MAGIC = b"BRVr"
 PACK_MAGIC = b"BRVP"
@@ -39,7 +38,6 @@ class Record:
     program: Node
     digest: bytes
     payloads: tuple[memoryview, ...]
-    book_ids: tuple[bytes, ...] = ()
 
 
 def record_head(stream: Stream, program: Node, digest: bytes, sizes: Sequence[int]) -> bytearray:
@@ -74,7 +72,6 @@ def program_head(stream: Stream, program: Node) -> tuple[bytearray, list[int]]:
     header.append(FORMAT_VERSION)
     header.append(stream.width_bits)
     put_varint(header, stream.n_words)
-    put_varint(header, 0)  # codebooks
     put_varint(header, len(text))
     places = [len(header) + place for place in places]
     header += text
@@ -94,16 +91,16 @@ def take_record(buffer: Bytes) -> Record:
     if len(buffer) > limits.RECORD_BYTES:
         raise LimitError(f"a record of at most {limits.RECORD_BYTES} bytes", str(len(buffer)))
     reader = Reader(buffer)
-    stream, book_ids, program = take_program_head(reader)
+    stream, program = take_program_head(reader)
     sizes = [reader.varint(limits.RECORD_BYTES) for _ in program.literals()]
     digest = bytes(reader.take(DIGEST_BYTES))
     payloads = tuple(reader.take(size) for size in sizes)
     reader.end()
-    return Record(stream, program, digest, payloads, book_ids)
+    return Record(stream, program, digest, payloads)
 
 
-def take_program_head(reader: Reader) -> tuple[Stream, tuple[bytes, ...], Node]:
-    """Read a record up to its program and with it; return its type, the codebooks that it names and its program.
+def take_program_head(reader: Reader) -> tuple[Stream, Node]:
+    """Read a record up to its program and with it; return its type and its program.
 
     Raises
     ------
@@ -115,8 +112,7 @@ def take_program_head(reader: Reader) -> tuple[Stream, tuple[bytes, ...], Node]:
     if width_bits not in (8, 16, 32, 64):
         raise FormatError("words of 8, 16, 32 or 64 bits", str(width_bits), f"@{reader.position - 1}")
     stream = Stream(width_bits, reader.varint(limits.SEGMENT_BYTES * 8 // width_bits))
-    book_ids = tuple(bytes(reader.take(ID_BYTES)) for _ in range(reader.varint(limits.PROGRAM_LITERALS)))
-    return stream, book_ids, _program(bytes(reader.take(reader.varint(limits.PROGRAM_BYTES))))
+    return stream, _program(bytes(reader.take(reader.varint(limits.PROGRAM_BYTES))))
 
 
 @functools.lru_cache(maxsize=1 << 10)
@@ -134,7 +130,7 @@ def pack_header() -> bytes:
 
 
 def pack_footer(index_offset: int, index_bytes: int) -> bytes:
-    """Return the last bytes of a pack, which say where its index lies."""
+    """Return the last bytes of a pack, which say where its index lies; codebooks are what is between the two."""
     return index_offset.to_bytes(8, "little") + index_bytes.to_bytes(8, "little") + PACK_END_MAGIC
 
 
@@ -152,13 +148,25 @@ def index_range(header: Bytes, footer: Bytes, n_bytes: int) -> tuple[int, int]:
     _magic(reader, PACK_MAGIC, "a pack")
     if any(reader.take(3)):
         raise FormatError("reserved bytes of zero", "others", "pack header")
+    stop, _ = books_range(footer, n_bytes)
+    return int.from_bytes(footer[:8], "little"), stop
+
+
+def books_range(footer: Bytes, n_bytes: int) -> tuple[int, int]:
+    """Return (start, stop) of the codebooks of a pack of `n_bytes`, from its last bytes.
+
+    Raises
+    ------
+    FormatError
+        The bytes are not those of a pack.
+    """
     if bytes(footer[16:]) != PACK_END_MAGIC:
         raise FormatError("the end mark of a pack", repr(bytes(footer[16:])), "pack footer")
-    start = int.from_bytes(footer[:8], "little")
-    stop = start + int.from_bytes(footer[8:16], "little")
-    if not PACK_HEADER_BYTES <= start <= stop == n_bytes - PACK_FOOTER_BYTES:
-        raise FormatError(f"an index that ends at {n_bytes - PACK_FOOTER_BYTES}", f"[{start}, {stop})", "pack footer")
-    return start, stop
+    start, stop = int.from_bytes(footer[:8], "little"), n_bytes - PACK_FOOTER_BYTES
+    index_stop = start + int.from_bytes(footer[8:16], "little")
+    if not PACK_HEADER_BYTES <= start <= index_stop <= stop:
+        raise FormatError(f"an index that ends at {stop} or before", f"[{start}, {index_stop})", "pack footer")
+    return index_stop, stop
 
 
 def _magic(reader: Reader, magic: bytes, what: str) -> None:

@@ -6,24 +6,23 @@ bytes. `execute` is the only interpreter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from operators.base import BLOCK_WORDS, Source, Stream
+from operators.base import BLOCK_WORDS, Conditioned, Source, Stream
+from operators.books import Books
 from operators.check import check
-from operators.errors import DigestError, FormatError, UnsupportedError
+from operators.errors import DigestError, FormatError
 from operators.fields import encode_small, execute_small
+from operators.literals.fixed import Fixed
 from operators.program import Literal, Node
 from operators.record import Record, record_head, take_record
 from operators.words import Bytes, Words, container
 from operators.writing import Payloads, write
-
-Books = Mapping[bytes, object]
-"""Codebooks by id. No encoding of this version uses one."""
 
 COMPARED_BYTES = 256 << 10
 READ_WORDS = BLOCK_WORDS
@@ -69,7 +68,12 @@ def bytes_of(data: Bytes | Words) -> memoryview:
 
 
 def encode(
-    program: Node, words: Words, digest: bytes | None = None, *, out: NDArray[np.uint8] | None = None
+    program: Node,
+    words: Words,
+    digest: bytes | None = None,
+    *,
+    out: NDArray[np.uint8] | None = None,
+    books: Books | None = None,
 ) -> Encoded | None:
     """Write `words` as a record of `program`.
 
@@ -85,6 +89,8 @@ def encode(
     out : uint8 array, optional
         Caller's buffer. The record is a view of it where it is large enough, and then lasts until the
         buffer is used again: fresh memory costs as much as the coding.
+    books : Books, optional
+        Codebooks that `program` may name.
 
     Returns
     -------
@@ -95,6 +101,8 @@ def encode(
     ------
     FormatError, LimitError
         `program` is ill-typed for `words`.
+    UnsupportedError
+        It names a codebook that is not among `books`.
     """
     digest = digest or digest_of(words)
     small = encode_small(program, words, digest, out)
@@ -102,7 +110,7 @@ def encode(
         return Encoded(*small)
     stream = Stream(words.dtype.itemsize * 8, words.size)
     check(program, stream)
-    payloads = Payloads(out, program, stream)
+    payloads = Payloads(out, program, stream, books)
     end = write(program, words, stream, payloads.first, payloads)
     if end < 0:
         return None
@@ -128,7 +136,7 @@ def execute(
     ----------
     record : bytes-like
         One whole record. Read only.
-    books : mapping, optional
+    books : Books, optional
         Codebooks that the record may name.
     n_bytes : int, optional
         What the manifest promises; anything else is refused before allocation.
@@ -160,15 +168,12 @@ def execute(
         if is_right and digest in (None, stored):
             return words
     parsed = take_record(record)
-    for book_id in parsed.book_ids:
-        if book_id not in (books or {}):
-            raise UnsupportedError("the codebooks of the record", f"none with id {book_id.hex()}", "record header")
     stream = parsed.stream
     if n_bytes is not None and stream.n_bytes != n_bytes:
         raise FormatError(f"a record of {n_bytes} decoded bytes", str(stream.n_bytes))
     if digest is not None and digest != parsed.digest:
         raise DigestError(digest.hex(), parsed.digest.hex(), "record header", "restore this segment from another copy")
-    root = open_source(parsed)
+    root = open_source(parsed, books)
     if out is not None and out.size != stream.n_bytes:
         raise FormatError(f"a record of {out.size} decoded bytes", str(stream.n_bytes))
     words = stream.empty() if out is None else out.view(container(stream.width_bits))
@@ -187,6 +192,14 @@ def execute(
     return words
 
 
+def book_numbers(program: Node) -> Iterator[int]:
+    """Yield the number of the codebook of each literal of `program` that has one."""
+    for node in program.literals():
+        assert isinstance(node.op, Literal)
+        if node.op.encoding == Fixed.name:
+            yield node.op.params[0]
+
+
 def _is_same(words: Words, wanted: NDArray[np.uint8]) -> bool:
     """Compare bytes, so many at once that what says where they differ stays in cache."""
     found = words.view(np.uint8)
@@ -196,15 +209,25 @@ def _is_same(words: Words, wanted: NDArray[np.uint8]) -> bool:
     )
 
 
-def open_source(record: Record) -> Source:
-    """Check the program of `record` and return the source of its words."""
+def open_source(record: Record, books: Books | None = None) -> Source:
+    """Check the program of `record` and return the source of its words.
+
+    Parameters
+    ----------
+    record : Record
+    books : Books, optional
+        Codebooks that its literals may name.
+    """
     streams = check(record.program, record.stream).literals
     leaves = iter(zip(record.payloads, streams, strict=True))
 
     def open_node(node: Node, stream: Stream) -> Source:
         if isinstance(node.op, Literal):
             payload, leaf_stream = next(leaves)
-            return node.op.coder.source(payload, leaf_stream)
+            coder = node.op.coder
+            if isinstance(coder, Conditioned):
+                return coder.source(payload, leaf_stream, books)
+            return coder.source(payload, leaf_stream)
         children = node.op.children(stream)
         return node.op.source([open_node(*pair) for pair in zip(node.children, children, strict=True)], stream)
 

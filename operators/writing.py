@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.base import BLOCK_WORDS, Conditioned, Encoding, Plan, Profile, Stream, Target, Writer
+from operators.books import Books
 from operators.errors import FormatError
 from operators.kernels.fields import fields_of, split_fields
 from operators.literals.profile import Profiler, choose
@@ -47,6 +48,8 @@ class Payloads:
         The caller's buffer; another takes its place where it is too small.
     program : Node
     stream : Stream
+    books : Books or None
+        Codebooks that `program` may name.
 
     Attributes
     ----------
@@ -59,7 +62,10 @@ class Payloads:
         Type and payload bytes of each.
     """
 
-    def __init__(self, out: NDArray[np.uint8] | None, program: Node, stream: Stream) -> None:
+    def __init__(
+        self, out: NDArray[np.uint8] | None, program: Node, stream: Stream, books: Books | None = None
+    ) -> None:
+        self.books = books
         self.first = HEAD_BYTES + _most_program_bytes(program)
         n_bytes = self.first + stream.n_bytes + stream.n_bytes // 8
         self.data = np.empty(n_bytes, np.uint8) if out is None or out.size < self.first else out
@@ -101,7 +107,8 @@ def write(node: Node, sought: Sought, stream: Stream, at: int, payloads: Payload
         coder = op.coder if op.encoding else None
         if not isinstance(coder, Conditioned):
             return _write_region(node, sought, stream, at, payloads)
-        n_bytes = coder.write(_whole(sought, stream), payloads.room(at, stream.n_bytes), thorough=op.thorough)
+        room = payloads.room(at, coder.room(stream))
+        n_bytes = coder.write(_whole(sought, stream), room, thorough=op.thorough, books=payloads.books)
         payloads.add(op, stream, n_bytes)
         return at + n_bytes if n_bytes >= 0 else -1
     if op.pointwise:

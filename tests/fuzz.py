@@ -23,6 +23,7 @@ from operators.program import parse
 from operators.record import FORMAT_VERSION
 from operators.run import execute
 from tests.golden.make import Line, read
+from tests.strategies import BOOKS
 
 MOST_SECONDS = 5
 """For one input; interpreted kernels are slow, an endless loop is slower."""
@@ -74,7 +75,7 @@ def fuzz_record(rng: random.Random, lines: Sequence[Line], records: Sequence[byt
     words = line.case.words
     damaged = mutate(rng, line.record, records)
     try:
-        restored = execute(damaged, n_bytes=words.nbytes)
+        restored = execute(damaged, BOOKS, n_bytes=words.nbytes)
     except ArchiveError:
         counts.refused += 1
         return

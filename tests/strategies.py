@@ -16,13 +16,19 @@ import numpy as np
 from hypothesis import strategies as st
 
 from operators.base import Conditioned, Operator, Stream
+from operators.books import Book, Books
 from operators.errors import ArchiveError
+from operators.literals.fixed import Fixed
 from operators.words import DTYPES, Words, container, mask_of
 from tests.checkpoints import Tensor
 
 WIDTHS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64)
 SIZES = (0, 1, 2, 3, 7, 16, 33, 257, 1024)
 KINDS = ("random", "constant", "ramp", "periodic", "few", "skewed", "distinct", "edges", "runs")
+
+_LENGTHS = bytes((3, 2, 2, 3, 3, 4, 5, 6))
+BOOKS = Books(Book(width_bits, (1 << width_bits) - 2, _LENGTHS, 6) for width_bits in (7, 8, 9, 12))
+"""Codebooks of small words and the two largest. Golden records name them."""
 
 
 def make_words(kind: str, width_bits: int, n_words: int, seed: int) -> Words:
@@ -99,7 +105,14 @@ def applications(operator: type[Operator], case: Case) -> Iterator[Operator]:
 
 
 def conditions(encoding: type[Conditioned], stream: Stream) -> Iterator[Conditioned]:
-    """Yield instances of a conditioned encoding that fit `stream`: every combination of a few small numbers."""
+    """Yield instances of a conditioned encoding that fit `stream`: every combination of a few small numbers.
+
+    A codebook is one of `BOOKS`.
+    """
+    if encoding is Fixed:
+        numbers = [book.number for book in BOOKS if book.width_bits == stream.width_bits]
+        yield from (Fixed(number, shift) for number in numbers for shift in (0, 3, mask_of(stream.width_bits)))
+        return
     choices = ((2, 6, 16), (0, 1, 3), (0, 1, 2), (0, 1, 2), (0, 1, 2), (0, 3))
     for params in product(*choices[: len(fields(encoding))]):  # type: ignore[arg-type]
         one = encoding.from_params(params)

@@ -18,6 +18,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from operators.base import Conditioned, Stream, WholeSource
+from operators.books import Books
 from operators.errors import FormatError
 from operators.kernels import magnitudes, tile_plans
 from operators.kernels import scales as kernels
@@ -366,7 +367,7 @@ class Tiled(Conditioned):
 
     # -- both ways ----------------------------------------------------------------------------------------
 
-    def write(self, words: Words, out: Array8, *, thorough: bool = False) -> int:
+    def write(self, words: Words, out: Array8, *, thorough: bool = False, books: Books | None = None) -> int:
         stream = Stream(8 * words.itemsize, words.size)
         layout = self.layout(stream)
         if not layout.tiles and not layout.tail_columns:
@@ -407,7 +408,7 @@ class Tiled(Conditioned):
             n_bytes += part.size
         return n_bytes
 
-    def source(self, payload: memoryview, stream: Stream) -> WholeSource:
+    def source(self, payload: memoryview, stream: Stream, books: Books | None = None) -> WholeSource:
         self.check(stream)
         return _Source(self, np.frombuffer(payload, np.uint8), stream)
 

@@ -16,7 +16,7 @@ from operators.program import LIT, Literal, Node
 from operators.record import FORMAT_VERSION
 from operators.registry import CONDITIONED, ENCODINGS, OPERATORS
 from operators.run import encode
-from tests.strategies import Case, applications, conditions
+from tests.strategies import BOOKS, Case, applications, conditions
 
 FOLDER = Path(__file__).parent
 KINDS = ("skewed", "runs", "few", "periodic", "ramp", "edges", "constant", "distinct", "random")
@@ -58,7 +58,7 @@ def read(version: int) -> list[Line]:
 def encode_line(name: str, program: Node, case: Case) -> Line | None:
     """Return the line of `program` for `case`, or None where it cannot produce the words."""
     try:
-        encoded = encode(program, case.words)
+        encoded = encode(program, case.words, books=BOOKS)
     except FormatError:  # an encoding that does not apply to these words
         return None
     return None if encoded is None else Line(name, case, str(program), bytes(encoded.record))
