@@ -16,6 +16,7 @@ from operators.literals.profile import Profiler
 from operators.words import Words
 from pipeline.messages import HEADER, TensorCodec
 from synth.books import LAYOUTS, CodebookSet, Counts, sample_counts
+from tests.bench import link
 from tests.bench.report import Table, Timed, alternate
 from tests.checkpoints import path, read
 from tests.processes import ROOT
@@ -243,7 +244,7 @@ def stages() -> Table:
 
 def tables() -> list[Table]:
     """Return all tables."""
-    return [weights(), finetuned(), drift(), stages()]
+    return [weights(), finetuned(), drift(), stages(), link.table()]
 
 
 def _from_the_start(n_steps: int) -> Iterator[tuple[int, str, Any]]:
