@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from blake3 import blake3
 
@@ -30,7 +31,11 @@ from pipeline.segments.header import RANK_MAX
 GROUP_ROWS = 1 << 16
 """Rows of a Parquet row group: what is in memory beside the rows themselves while they are read or written."""
 ROWS_MAX = 1 << 24
-GROUP_BYTES_MAX = 1 << 30
+GROUP_BYTES_MAX = 1 << 29
+GROUP_TEXT_BYTES_MAX = 1 << 29
+"""Most bytes of the texts of a row group, each counted in every row that has it: a file holds it once."""
+DIGEST_ROWS = 1 << 10
+"""Rows that are hashed at once: their texts are in memory thrice then."""
 OFFSET_BYTES_MAX = 1 << 62
 """Beyond any offset and size; two of them still add up within an int64."""
 FOOTER_STRING_BYTES_MAX = 1 << 20
@@ -155,7 +160,9 @@ class _Digest:
     def add(self, rows: Iterable[Row]) -> None:
         """Take the next rows."""
         encode, values = self._encode, self._values
-        self._hash.update("".join(f"{encode(values(row))}\n" for row in rows).encode())
+        lines = (f"{encode(values(row))}\n" for row in rows)
+        while some := "".join(islice(lines, DIGEST_ROWS)):
+            self._hash.update(some.encode())
 
     def hex(self) -> str:
         """Return the digest of all rows so far."""
@@ -210,6 +217,7 @@ def to_parquet(rows: Iterable[Row]) -> bytes:
                 raise LimitError(f"at most {ROWS_MAX} segments", "more", "", "archive parts of the source separately")
             digest.add(batch)
             columns = [pa.array(map(attrgetter(field.name), batch), field.type) for field in SCHEMA]
+            _refuse_wordy(sum(_text_bytes(column) for column in columns if column.type == pa.string()), "")
             writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), row_group_size=GROUP_ROWS)
         writer.add_key_value_metadata({_ROWS_DIGEST: digest.hex()})
     return sink.getvalue()
@@ -267,9 +275,10 @@ def packs_in(data: bytes, where: str = "", *, checked: bool) -> set[bytes]:
     return packs
 
 
-def _opened(data: bytes) -> pq.ParquetFile:
+def _opened(data: bytes, **options: Any) -> pq.ParquetFile:
     return pq.ParquetFile(
         pa.BufferReader(data),
+        **options,
         page_checksum_verification=True,
         thrift_string_size_limit=FOOTER_STRING_BYTES_MAX,
         thrift_container_size_limit=FOOTER_ITEMS_MAX,
@@ -284,6 +293,7 @@ def _read(data: bytes, where: str) -> Iterator[Row]:
         raise LimitError(f"at most {ROWS_MAX} rows", f"{file.metadata.num_rows}", where)
     # Raises for damaged facts of the column, where asking for them alone would end the process. It holds one batch.
     file.scan_contents(columns=["shape"])
+    file = _opened(data, metadata=file.metadata, read_dictionary=sorted(_TEXTS))
     digest, known = _Digest(_COLUMNS), dict[str, str]()
     for group in range(file.metadata.num_row_groups):
         facts = file.metadata.row_group(group)
@@ -293,13 +303,17 @@ def _read(data: bytes, where: str) -> Iterator[Row]:
         if n_values > GROUP_ROWS * RANK_MAX:
             raise LimitError(f"at most {GROUP_ROWS * RANK_MAX} values in a row group", f"{n_values}", where)
         table = file.read_row_group(group, use_threads=False)
+        wordy = {name: table.column(name).unify_dictionaries().combine_chunks() for name in _TEXTS}
+        _refuse_wordy(sum(_text_bytes(array.dictionary, array.indices) for array in wordy.values()), where)
         columns: list[Any] = []
-        for name, column in zip(_COLUMNS, table.columns, strict=True):
-            values = column.to_pylist()
+        for name in _COLUMNS:
             if name in _TEXTS:  # one object per distinct text, not per row
-                values = [known.setdefault(text, text) for text in values]
+                distinct = [known.setdefault(text, text) for text in wordy[name].dictionary.to_pylist()]
+                values = [None if at is None else distinct[at] for at in wordy[name].indices.to_pylist()]
             elif name == "shape":
-                values = [None if shape is None else tuple(shape) for shape in values]
+                values = [None if shape is None else tuple(shape) for shape in table.column(name).to_pylist()]
+            else:
+                values = table.column(name).to_pylist()
             columns.append(values)
         rows = [Row(*values) for values in zip(*columns, strict=True)]
         digest.add(rows)
@@ -308,6 +322,19 @@ def _read(data: bytes, where: str) -> Iterator[Row]:
     found = (file.metadata.metadata or {}).get(_ROWS_DIGEST, b"").decode("ascii", "replace")
     if found != digest.hex():
         raise FormatError(f"rows of the digest {digest.hex()}", found or "none", where)
+
+
+def _text_bytes(texts: Any, indices: Any = None) -> int:
+    """Return the bytes of all `texts`, or of those that `indices` take, without taking them."""
+    n_bytes = pc.binary_length(texts).cast(pa.int64())
+    total = pc.sum(n_bytes if indices is None else n_bytes.take(indices)).as_py()
+    return total or 0
+
+
+def _refuse_wordy(n_bytes: int, where: str) -> None:
+    if n_bytes > GROUP_TEXT_BYTES_MAX:
+        expected = f"names and other texts of at most {GROUP_TEXT_BYTES_MAX} bytes in {GROUP_ROWS} rows"
+        raise LimitError(expected, f"{n_bytes}", where, "archive parts of the source separately")
 
 
 def _check(rows: list[Row], where: str) -> None:
