@@ -24,6 +24,8 @@ MAX_EXACT = 2
 """Finalists whose exact bytes are worked out: planning tables takes longer than the search of a small tensor."""
 CLEAR = 200
 """A finalist that is smaller than all others by one part in so many needs no larger sample: none errs by as much."""
+SMALL = 16
+"""Nor does one that differs from others in less than this part of the whole: a sample that errs there costs little."""
 MISSED_PERCENT, MISSED_BYTES = 103, 64
 """A program that takes more than this part of what it was expected to, and so many bytes, was misjudged."""
 BYTES_PER_EXPANSION = 256
@@ -129,12 +131,14 @@ def finish(
     """
     options = search.options
     root = search.root
-    if not (root.exact or _is_clear(search)):
+    last_first = [improvement.template for improvement in reversed(search.improvements)]
+    candidates = [*last_first[: options.finalists], None]
+    found = _ranked(root, candidates, exact=False)
+    if not root.exact and any(_is_close(found[0], other) for other in found[1:]):
         larger = replace(setting, sample_words=options.finish_words, exact_words=options.finish_words)
         root = larger.root(words, columns)
         root.detected = search.root.detected
-    last_first = [improvement.template for improvement in reversed(search.improvements)]
-    found = _ranked(root, [*last_first[: options.finalists], None], exact=False)
+        found = _ranked(root, candidates, exact=False)
     close = [one.template for one in found if one.cost_q8 - found[0].cost_q8 <= found[0].cost_q8 // BAND]
     if root.exact and len(close) > 1:
         found = _ranked(root, close[:MAX_EXACT], exact=True) + found[min(len(close), MAX_EXACT) :]
@@ -157,10 +161,18 @@ def finish(
     return synthesis
 
 
-def _is_clear(search: Search) -> bool:
-    """Whether the best program beats all others by more than samples differ."""
-    costs = [improvement.cost_q8 for improvement in search.improvements[-2:]]
-    return costs[0] - costs[-1] > costs[-1] // CLEAR
+def _is_close(best: Weighed, other: Weighed) -> bool:
+    """Whether a larger sample may prefer `other`, and by enough to be worth it."""
+    return other.cost_q8 - best.cost_q8 <= best.cost_q8 // CLEAR and _apart_q8(best, other) * SMALL > best.cost_q8
+
+
+def _apart_q8(best: Weighed, other: Weighed) -> int:
+    """Return the cost of what is not the same in both programs."""
+    if best.template == other.template:
+        return 0
+    if not best.children or [child.tag for child in best.children] != [child.tag for child in other.children]:
+        return best.cost_q8
+    return sum(map(_apart_q8, best.children, other.children))
 
 
 def _ranked(root: Hole, templates: list[Template | None], *, exact: bool) -> list[Weighed]:

@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.recipe import load
+from operators.base import Stream
 from operators.program import LIT, Literal, parse
 from operators.run import encode
 from operators.words import Words, dtype_of
@@ -22,6 +24,8 @@ from synth.hole import Setting
 from synth.search import SATISFIED_Q8, Search, forced_q8
 from synth.steps import Ends, Period, Split
 from synth.structured import Structured, bf16, structured
+from synth.synthesis import _is_close
+from synth.template import Template, Weighed
 from tests.processes import ROOT
 from tests.strategies import make_words
 from tests.synth.support import encoded, options, search
@@ -157,6 +161,39 @@ def test_more_budget_is_never_worse() -> None:
     tensor = PLANTED["field of a walk"][0]
     costs = [search(tensor, budget=budget).winner.cost_q8 for budget in (0, 4, 16, 64, 256)]
     assert costs == sorted(costs, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("other_whole", "other_part", "is_close"), [(1000, 100, False), (1004, 104, True), (1030, 130, False)]
+)
+def test_a_larger_sample_is_taken_where_it_may_decide(other_whole: int, other_part: int, is_close: bool) -> None:
+    # Two programs of equal steps that differ in one leaf: not at all, by less than samples err, by more.
+    leaves = [Template("lz", None, (), 0), Template("lz" if other_part == 100 else "raw", None, (), 0)]
+    whole, part = Stream(16, 1000), Stream(7, 1000)
+    programs = [
+        Weighed(
+            Template("cut", Split((7, 9), "cut.7"), (leaf, None), prior), "root", whole, cost, "",
+            (Weighed(leaf, "cut.7/0", part, cost_below, "", ()), Weighed(None, "cut.7/1", part, 900, "", ())),
+        )
+        for leaf, cost, cost_below, prior in zip(leaves, (1000, other_whole), (100, other_part), (5, 6), strict=True)
+    ]  # fmt: skip
+    assert _is_close(*programs) == is_close
+
+
+def test_a_part_that_weighs_little_needs_no_larger_sample() -> None:
+    few = Weighed(Template("raw", None, (), 0), "rows/2", Stream(16, 10), 50, "", ())
+    fewer = Weighed(Template("lz", None, (), 0), "rows/2", Stream(16, 10), 48, "", ())
+    many = Weighed(None, "rows/1", Stream(16, 1000), 950, "", ())
+    step = Split((7, 9), "cut.7")
+    one, other = (
+        Weighed(
+            Template("cut", step, (None, last.template), 0), "root", Stream(16, 1000), 950 + last.cost_q8, "",
+            (many, last),
+        )
+        for last in (fewer, few)
+    )  # fmt: skip
+    assert not _is_close(one, other)
+    assert _is_close(many, replace(many, template=few.template))
 
 
 def test_disabled_productions_are_not_used() -> None:
