@@ -30,7 +30,7 @@ FILES = {
     **{f"{i}.bin": noise(i, 50_000) for i in range(8)},
     "model.safetensors": safetensors([("w", "BF16", [300, 100], bf16(1, 30_000))]),
 }
-PRELOADED = ["pipeline.driver", "pipeline.tasks", "pipeline.commands"]
+PRELOADED = ["pipeline.driver", "pipeline.tasks", "tests.warm"]
 
 
 @pytest.fixture(scope="module")
