@@ -34,8 +34,9 @@ DTYPES: Final[Mapping[torch.dtype, tuple[str, torch.dtype]]] = {
     torch.float8_e5m2: ("F8_E5M2", torch.uint8),
     torch.int8: ("I8", torch.uint8),
     torch.uint8: ("U8", torch.uint8),
+    torch.float4_e2m1fn_x2: ("F4", torch.uint8),
 }
-"""Name of safetensors and words of a dtype. Packed integers of 4 bits are bytes."""
+"""Name of safetensors and words of a dtype. Packed integers of 4 bits are bytes, of a kind of their own."""
 PIECE_WORDS = 1 << 20
 """Words of a piece: its planes stay in cache."""
 SUM = dist.ReduceOp.SUM
@@ -321,6 +322,10 @@ def reduce_scatter_single(
     _checked(channel.size * n_words, input, output, "input of reduce_scatter_single")
     if op not in (SUM, dist.ReduceOp.AVG):
         raise UnsupportedError("SUM or AVG", str(op), "op of reduce_scatter_single", "use torch.distributed's own")
+    if output.dtype.is_floating_point and output.dtype.itemsize == 1:
+        raise UnsupportedError(
+            "a dtype that can be added", str(output.dtype), "reduce_scatter_single", "widen it first"
+        )
     source = words_of(input).reshape(channel.size, n_words)
     own = input.view(channel.size, n_words)[channel.rank]
     words_of(output)

@@ -248,8 +248,9 @@ LAYOUTS: Mapping[str, Layout] = {
     "F8_E5M2": Layout(5, 1, 1, 8),
     "I8": Layout(6, 1, 0, 0, WIDE_RUN_WORDS),
     "U8": Layout(7, 1, 0, 0, WIDE_RUN_WORDS),
+    "F4": Layout(8, 1, 0, 0, WIDE_RUN_WORDS),
 }
-"""By dtype of safetensors. Packed integers of 4 bits are bytes: pairs are coded together."""
+"""By dtype of safetensors. Words of 4 bits are coded in pairs, as bytes: packed integers are U8."""
 
 
 def sample_counts(words: Words, layout: Layout) -> Counts:

@@ -31,7 +31,7 @@ WIRE = {torch.bfloat16: 0.70, torch.float16: 0.90, torch.float32: 0.86, torch.fl
 def draw(dtype: torch.dtype, n: int, seed: int, scale: float = 1e-3) -> torch.Tensor:
     """Return normal numbers, with patterns among them that no arithmetic keeps."""
     x = torch.randn(n, generator=torch.Generator().manual_seed(seed))
-    if dtype in (torch.int8, torch.uint8):
+    if dtype in (torch.int8, torch.uint8, torch.float4_e2m1fn_x2):
         return (x * 20).round().clamp(-127, 127).to(torch.int8).view(dtype)
     x = x * (1.0 if dtype.itemsize == 1 else scale)
     if n > 8 and dtype.itemsize > 1:
@@ -70,13 +70,13 @@ def collectives(rank: int, size: int) -> None:
             assert pending.is_completed()
             assert torch.equal(bits(out), bits(expected)), (dtype, n)
             y = draw(dtype, n, 7)
-            z = y.clone() if rank == 1 else torch.zeros_like(y)
+            z = y.clone() if rank == 1 else torch.zeros_like(bits(y)).view(dtype)
             cc.broadcast(z, 1, codec=codec)
             assert torch.equal(bits(z), bits(y))
             if rank == 0:
                 cc.send(y, 1, codec=codec)
             elif rank == 1:
-                z = torch.zeros_like(y)
+                z = torch.zeros_like(bits(y)).view(dtype)
                 assert cc.recv(z, 0, codec=codec) == 0
                 assert torch.equal(bits(z), bits(y))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -127,6 +127,8 @@ def refusals(rank: int, size: int) -> None:
         cc.all_reduce(x.double(), codec=codec)
     with pytest.raises(UnsupportedError, match="SUM or AVG"):
         cc.reduce_scatter_single(torch.empty(4), x, dist.ReduceOp.MAX, codec=codec)
+    with pytest.raises(UnsupportedError, match=r"can be added, found torch\.float8_e4m3fn"):
+        cc.all_reduce(x.to(torch.float8_e4m3fn), codec=codec)
     with pytest.raises(UnsupportedError, match="host memory"):
         cc.all_reduce(torch.empty(8, device="meta"), codec=codec)
     with pytest.raises(UsageError, match="contiguous"):

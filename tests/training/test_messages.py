@@ -11,6 +11,7 @@ from operators.errors import ArchiveError, FormatError, UnsupportedError
 from operators.words import Words
 from pipeline.messages import HEADER, TensorCodec
 from synth.books import LAYOUTS, CodebookSet
+from tests.checkpoints import path, read
 
 DTYPES = sorted(LAYOUTS)
 
@@ -18,7 +19,7 @@ DTYPES = sorted(LAYOUTS)
 def draw(dtype: str, n: int, seed: int, scale: float = 1e-3) -> Words:
     x = np.random.default_rng(seed).normal(0, 1, n).astype(np.float32)
     layout = LAYOUTS[dtype]
-    if dtype in ("I8", "U8"):
+    if dtype in ("I8", "U8", "F4"):
         return np.round(x * 20).clip(-127, 127).astype(np.int8).view(np.uint8)
     if layout.word_bytes == 4:
         return (x * np.float32(scale)).view(np.uint32)
@@ -63,6 +64,40 @@ def test_any_tensor_comes_back(dtype: str, seed: int, n: int, kind: str, checked
 def test_messages_are_smaller(dtype: str, most: float) -> None:
     words = draw(dtype, 1 << 18, 50)
     assert CODEC.encode(words, dtype, "weight").size < most * words.nbytes
+
+
+def halves(to: str) -> list[Words]:
+    """Return the matrices of a checkpoint in words of 4 bits, each 32 with a scale, two to a byte."""
+    levels = np.arange(-7, 8) if to == "I4" else np.array([-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    borders = (levels[1:] + levels[:-1]) / 2
+    found = []
+    for tensor in read(path("minilm-f32")).values():
+        if tensor.dtype == "F32" and len(tensor.shape) == 2 and tensor.shape[0] >= 384:
+            groups = np.frombuffer(tensor.data, np.float32)[: 1 << 18].reshape(-1, 32)
+            scaled = groups * (levels[-1] / np.abs(groups).max(axis=1, keepdims=True).clip(1e-12))
+            codes = np.searchsorted(borders, scaled.ravel()).astype(np.uint8)
+            found.append(codes[::2] | codes[1::2] << 4)
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "kind", "to"), [("U8", "int4", "I4"), ("F4", "weight", "F4")])
+def test_words_of_4_bits_are_coded_in_pairs(dtype: str, kind: str, to: str) -> None:
+    tensors = halves(to)
+    coder = TensorCodec(CodebookSet({}))
+    for words in tensors[::2]:
+        coder.observe(words, dtype, kind)
+    coder.replace_books(CodebookSet.learn(coder.samples(), k=16))
+    size = bits = 0.0
+    for words in tensors[1::2]:
+        message = coder.encode(words, dtype, kind)
+        out = np.zeros_like(words)
+        coder.decode(message, out, dtype)
+        assert (out == words).all()
+        counts = np.bincount(np.concatenate((words & 15, words >> 4)), minlength=16)
+        size += message.size
+        bits += float(counts @ np.log2(counts.sum() / counts.clip(1)))
+    assert size <= 1.015 * bits / 8
+    assert size < 0.975 * sum(words.nbytes for words in tensors[1::2])
 
 
 @given(st.data())
