@@ -94,8 +94,8 @@ class TensorCodec:
         What becomes of a kind that has drifted: it is sent as it is, or goes on to be coded until `books` is replaced
         by a set learned from `samples`.
     checksum : bool
-        Messages end in an error, not in wrong values, whatever becomes of them on the way. Without it only the
-        structure of a message is checked.
+        Messages end in an error, not in wrong values, whatever becomes of them on the way, and such without one are
+        refused. Otherwise only the structure of a message is checked.
     """
 
     def __init__(
@@ -166,6 +166,8 @@ class TensorCodec:
         if number != layout.number or n_words != out.size:
             found = next((name for name, one in LAYOUTS.items() if one.number == number), str(number))
             raise FormatError(f"{out.size} words of {dtype}", f"{n_words} of {found}", "message")
+        if self.checksum and not flags & CHECKED:
+            raise FormatError("a message with a checksum", "one without", "message", "let every rank add one")
         if checksum != (_checksum(message) if flags & CHECKED else 0):
             raise FormatError("the checksum of the message", "another", "message", "send it again")
         body = message[HEADER.size :]

@@ -344,4 +344,7 @@ class CodebookSet:
             layout = LAYOUTS[dtype]
             families[dtype, kind] = Family(tuple(books), layout.step)
         reader.end()
-        return cls(families)
+        found = cls(families)
+        if found.save() != bytes(data):
+            raise FormatError("families in order, books without doubles", "another form of the set", "codebooks")
+        return found

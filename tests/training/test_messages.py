@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from operators.errors import ArchiveError, FormatError, UnsupportedError
 from operators.words import Words
 from pipeline.messages import HEADER, TensorCodec
 from synth.books import LAYOUTS, CodebookSet
 from tests.checkpoints import path, read
+from tests.fuzz import mutate
 
 DTYPES = sorted(LAYOUTS)
 
@@ -124,6 +129,63 @@ def test_mutated_messages_without_a_checksum_stay_in_their_memory(data: st.DataO
     assert not out[-4:].any()
 
 
+MUTATIONS = 3000
+
+
+def mutated(seed: int, n_words: int = 700) -> Iterator[tuple[str, Words, NDArray[np.uint8]]]:
+    """Yield damaged messages with checksums, and what they held: of all dtypes, coded and plain."""
+    rng = random.Random(seed)
+    sent = [(dtype, words, CHECKED.encode(words, dtype, "weight")) for dtype in DTYPES for words in (
+        draw(dtype, n_words, 1), draw(dtype, 70, 2), np.zeros(n_words, draw(dtype, 1, 0).dtype),
+    )]  # fmt: skip
+    others = [message.tobytes() for _, _, message in sent]
+    for _ in range(MUTATIONS):
+        dtype, words, message = rng.choice(sent)
+        data = mutate(rng, message.tobytes(), others)
+        if data != message.tobytes():
+            yield dtype, words, np.frombuffer(data, np.uint8)
+
+
+def test_thousands_of_damaged_messages_are_refused() -> None:
+    for dtype, words, message in mutated(0):
+        out = np.zeros_like(words)
+        try:
+            CHECKED.decode(message, out, dtype)
+        except ArchiveError:
+            continue
+        # A mutation may bring another whole message, which is no damage.
+        assert CHECKED.encode(out, dtype, "weight").tobytes() == message.tobytes()
+
+
+def test_thousands_of_damaged_messages_with_the_right_checksum_stay_in_their_memory() -> None:
+    n_restored = 0
+    for dtype, words, data in mutated(1):
+        message = data.copy()
+        if message.size >= HEADER.size and message[6] < 4:
+            rest = message[HEADER.size :].tobytes()
+            message[HEADER.size - 4 : HEADER.size].view("<u4")[:] = zlib.crc32(
+                rest, zlib.crc32(data[: HEADER.size - 4].tobytes())
+            )
+        out = np.zeros(words.size + 8, words.dtype)
+        with contextlib.suppress(ArchiveError):
+            CHECKED.decode(message, out[: words.size], dtype)
+            n_restored += 1
+        assert not out[words.size :].any()
+    assert n_restored > MUTATIONS // 20  # damage got as far as the kernels
+
+
+def test_thousands_of_damaged_sets_are_refused_or_whole() -> None:
+    rng = random.Random(2)
+    data = CODEC.books.save()
+    for _ in range(MUTATIONS):
+        changed = mutate(rng, data, [data])
+        try:
+            books = CodebookSet.load(changed)
+        except ArchiveError:
+            continue
+        assert books.save() == changed  # one form, and so one id, of each set
+
+
 def test_refusals_name_what_was_expected() -> None:
     words = draw("BF16", 1000, 1)
     message = CODEC.encode(words, "BF16", "weight")
@@ -138,6 +200,8 @@ def test_refusals_name_what_was_expected() -> None:
         other.decode(message, np.zeros(1000, np.uint16), "BF16")
     assert other.books.id.hex() in str(refused.value)
     assert CODEC.books.id.hex() in str(refused.value)
+    with pytest.raises(FormatError, match="a message with a checksum, found one without"):
+        CHECKED.decode(message, np.zeros(1000, np.uint16), "BF16")
     with pytest.raises(UnsupportedError, match="F64"):
         CODEC.encode(np.zeros(4, np.uint64), "F64", "weight")
 
