@@ -148,6 +148,7 @@ class ArchiveRun:
         pending = earlier.with_candidates(task for task in plan.tasks if task.ordinal not in done)
         for outcome in executor.run(self._job(planned, base), pending) if pending else ():
             task, receipt = outcome.item, outcome.result
+            summary.retries += outcome.attempts - 1
             progress.add(task.n_bytes)
             progress.note(f"task {task.ordinal + 1} of {len(plan.tasks)}: {outcome.error or 'stored'}")
             if receipt is None:

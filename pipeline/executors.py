@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -44,11 +44,12 @@ class Job(Protocol[_Item_contra, _Result_co]):
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[Item, Result]):
-    """What became of one item: a result, or the error that it failed with in the end."""
+    """What became of one item, after so many attempts: a result, or the error that it failed with in the end."""
 
     item: Item
     result: Result | None
     error: ArchiveError | None
+    attempts: int = 1
 
 
 class Executor(Protocol):
@@ -82,10 +83,8 @@ def each_attempt(
 
     def attempts(item: Item) -> Outcome[Item, Result]:
         outcome = attempt(work, item)
-        for _ in range(retries):
-            if outcome.error is None or not may_retry(outcome.error):
-                break
-            outcome = attempt(work, item)
+        while outcome.error is not None and may_retry(outcome.error) and outcome.attempts <= retries:
+            outcome = replace(attempt(work, item), attempts=outcome.attempts + 1)
         return outcome
 
     if threads == 1:
@@ -227,7 +226,7 @@ class PoolExecutor:
                         if outcome.error is not None and may_retry(outcome.error) and tries < self.retries:
                             (suspects if broken else waiting).append((item, tries + 1))
                         else:
-                            yield outcome
+                            yield replace(outcome, attempts=tries + 1)
         finally:
             # Told to stop, what runs is finished and what waits is not begun.
             pool.shutdown(wait=True, cancel_futures=True)

@@ -16,7 +16,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import ray
@@ -131,7 +131,7 @@ class RayExecutor:
                             waiting.append((item, tries + 1))
                         else:
                             count("brevis_tasks", outcome="done" if outcome.error is None else "failed")
-                            yield outcome
+                            yield replace(outcome, attempts=tries + 1)
                 staff.tell_of_waiting()
         finally:
             staff.dismiss()

@@ -42,6 +42,8 @@ class Summary:
         ``<checkpoint>/<seq>``, the run that made it, and its content digest: equal for equal archives.
     resumed_tasks : int
         Tasks that an earlier attempt had finished.
+    retries : int
+        Attempts at tasks beyond the first of each.
     unchanged_bytes : int
         Source bytes of files that did not change since the last snapshot; they were not read.
     deduplicated_bytes : int
@@ -63,6 +65,7 @@ class Summary:
     run: str = ""
     content: str = ""
     resumed_tasks: int = 0
+    retries: int = 0
     unchanged_bytes: int = 0
     deduplicated_bytes: int = 0
     verified: int = 0
@@ -96,6 +99,8 @@ class Summary:
             parts.append(f"{self.deduplicated_bytes:,} stored before")
         if self.verified:
             parts.append(f"{self.verified} segments verified")
+        if self.retries:
+            parts.append(f"{self.retries} attempts repeated")
         if self.snapshot:
             parts.append(f"snapshot {self.snapshot}")
         if self.failures:

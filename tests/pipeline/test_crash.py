@@ -17,15 +17,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from operators.errors import DamageError, NotFoundError, StoreError
-from pipeline import archive, commit, planning, sampling, store_local
+from operators.program import Literal, Node
+from operators.run import encode
+from pipeline import archive, commit, planning, sampling, store_local, tasks
 from pipeline.cli import main
+from pipeline.executors import SerialExecutor
 from pipeline.snapshots import Snapshot
 from pipeline.store import Store
 from pipeline.store_local import LocalStore
 from tests import cases
 from tests.invariants import Watched
 from tests.memory_store import FaultyStore, Killed, MemoryStore, at_every_call, kill, reach
-from tests.pipeline.test_jobs import Patch
+from tests.pipeline.test_jobs import Capture, Patch, Ran
 
 SETTINGS = ("tasks_in_flight=1", "task_bytes=6000", "retries=0", "synth.prior=uniform", "synth.budget=0")
 PLAIN = ("--workers", "1", *(word for setting in SETTINGS for word in ("--set", setting)))
@@ -312,6 +315,63 @@ TestHistories = Histories.TestCase
 TestHistories.settings = settings(
     max_examples=15, stateful_step_count=8, suppress_health_check=[HealthCheck.too_slow], deadline=None
 )
+
+
+# -- a task that keeps failing, and one that comes late ---------------------------------------
+
+
+def test_a_task_that_keeps_failing_fails_its_files_alone(nights: Nights, monkeypatch: Patch, capsys: Capture) -> None:
+    """Attempts are limited and counted; the rest is committed, and the next night has it all."""
+    read, attempts = tasks.read_segments, []
+
+    def refuse(source: Any, part: Any, room: Any) -> Any:
+        if part.info.key == "original/model.bin":
+            attempts.append(part)
+            raise StoreError("an answer", "none", part.info.key)
+        return read(source, part, room)
+
+    monkeypatch.setattr(tasks, "read_segments", refuse)
+    store = nights.stores["test://archive"] = MemoryStore()
+    ran = Ran(capsys, "archive", "test://source", "test://archive", *PLAIN, "--set", "retries=2")
+    assert (ran.code, len(attempts), ran.json["retries"]) == (3, 3, 2)
+    assert [(item["key"], item["reason"]) for item in ran.json["failures"]] == [("original/model.bin", "store")]
+    watched = Watched(store)
+    assert watched.check(nights.origin.objects)[0].totals.files == 2
+    monkeypatch.setattr(tasks, "read_segments", read)
+    assert nights.run(store) == 0
+    assert watched.check(nights.origin.objects)[-1].totals.files == 3
+
+
+@pytest.mark.parametrize("same_bytes", [True, False])
+@pytest.mark.parametrize("kept", [True, False], ids=["receipts there", "receipts gone"])
+def test_a_late_duplicate_of_a_task_does_no_harm(
+    nights: Nights, monkeypatch: Patch, same_bytes: bool, kept: bool
+) -> None:
+    """Y04: a worker that outlives its node ends after the commit, perhaps with a library that writes other bytes."""
+    handed: list[tuple[Any, Any]] = []
+    run = SerialExecutor.run
+
+    def noted(self: SerialExecutor, job: Any, items: Any) -> Any:
+        handed.extend((job, item) for item in items)
+        return run(self, job, items)
+
+    monkeypatch.setattr(SerialExecutor, "run", noted)
+    store = MemoryStore()
+    assert nights.run(store) == 0
+    watched = Watched(store)
+    before = watched.check(nights.origin.objects)
+    if not kept:
+        for key in [key for key in store.objects if "/receipts/" in key]:
+            del store.objects[key]
+        watched = Watched(store)
+    if not same_bytes:
+        monkeypatch.setattr(tasks, "encode", lambda _, *rest, **named: encode(Node(Literal("raw")), *rest, **named))
+    assert len(handed) > 1
+    for job, item in handed:
+        assert job.open()(item).resumed is kept
+    assert watched.check(nights.origin.objects) == before
+    assert nights.run(store) == 0
+    assert watched.check(nights.origin.objects) == before
 
 
 # -- what a command says ------------------------------------------------------------------------

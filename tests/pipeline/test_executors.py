@@ -54,6 +54,7 @@ def test_every_item_has_one_outcome(executor: Executor, tmp_path: Path) -> None:
     assert "ZeroDivisionError" in str(outcomes["bug"].error)
     attempts = {item: len(list(tmp_path.glob(f"{item}.*"))) for item in items}
     assert attempts == {"a": 1, "b": 1, "flaky": 3, "changed": 1, "bug": 3}
+    assert {item: outcome.attempts for item, outcome in outcomes.items()} == attempts
 
 
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
