@@ -243,6 +243,13 @@ class Hole:
             self.detected[step] = step.detect(self)
         return self.detected[step]
 
+    def has_matches(self) -> bool:
+        """Return whether words repeat others, as far as a sample tells of what is large."""
+        whole, probe = self.whole(), self.setting.probe
+        words = self.sample.words if whole is None else whole
+        looked_at = words if is_whole(words, self.stream) else self.sample.words
+        return self.setting.memo.once(words, ("matches",), lambda: probe.has_matches(looked_at))
+
     def exact_literal(self) -> tuple[int, str]:
         """Return cost and encoding of a literal as the emitter will write it; `exact` is required."""
         sample, with_lz, memo = self.sample, self.literal.encoding == "lz", self.setting.memo
@@ -272,16 +279,11 @@ class Hole:
             return literal
         if not is_looked_at and self.stream.width_bits > NARROW_BITS and not verdict.summary.varying & 1:
             return literal  # matches are looked for where the bits that never change are cut off
-        whole = self.whole()
-        words, probe = self.sample.words if whole is None else whole, self.setting.probe
-        looked_at = words if is_whole(words, self.stream) else self.sample.words
-        if (
-            self.is_float
-            and self.stream.width_bits >= MIXED_BITS
-            and not self.setting.memo.once(words, ("matches",), lambda: probe.has_matches(looked_at))
-        ):
+        if self.is_float and self.stream.width_bits >= MIXED_BITS and not self.has_matches():
             # Fields of a float will have better codes than its bytes together: an estimate is good enough.
             return literal.or_lz(bytes_q8(self.sample.words, self.stream), self.stream)
+        whole, probe = self.whole(), self.setting.probe
+        words = self.sample.words if whole is None else whole
         lz_q8 = probe.payload_q8(words, self.stream, literal.bits_q8)
         return literal if lz_q8 is None else literal.or_lz(lz_q8, self.stream)
 

@@ -35,7 +35,7 @@ from synth.sample import Sample, take_sample
 MAX_DICTIONARY = 4096
 """Most values of a dictionary that is offered."""
 DEEP_REGION_WORDS = 1 << 20
-"""Most words of a nearly constant scan that are computed in full, to look for exact structure."""
+"""Most words that are computed in full on the mere chance of exact structure, or of matches."""
 MIN_RUN_WORDS = 16
 """Fewest words of a constant or periodic end that is set apart; of a long stream a part in 256."""
 
@@ -360,8 +360,10 @@ def _deltas(op: Operator, words: Words, stream: Stream) -> Region:
 
 
 def _lowest(hole: Hole, width_bits: int) -> Region | None:
-    """Return what cuts the lowest field out of all words, once, or None where they are not at hand."""
+    """Return what cuts the lowest field out of all words, once, or None where they are not at hand or do not repeat."""
     words = hole.whole()
+    if words is not None and words.size > DEEP_REGION_WORDS and not hole.has_matches():
+        return None
 
     @functools.cache
     def region() -> Words:

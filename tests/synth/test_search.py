@@ -144,6 +144,17 @@ def test_ends_are_not_looked_for_where_only_a_sample_is_at_hand() -> None:
         assert all(step.expand(child) is None for child in expansion[1])
 
 
+def test_a_field_is_cut_out_of_many_words_only_where_they_repeat() -> None:
+    setting = Setting(dtype_of("BF16"), 16384, 32768)
+    noise = weights(1024, 1025)
+    rows = np.tile(noise.words[: 64 * 1025], 17)
+    step = Split((15, 1), "sign", keeps_matches=True)
+    for words, is_cut in ((noise.words, False), (rows, True), (noise.words[: 256 * 1025], True)):
+        expansion = step.expand(setting.root(words, 1025))
+        assert expansion is not None
+        assert (expansion[1][0].region is not None) == is_cut
+
+
 @pytest.mark.parametrize("budget", [0, 1, 3, 20])
 def test_no_more_than_the_budget_is_used(budget: int) -> None:
     found = search(weights(), budget=budget)
