@@ -19,6 +19,7 @@ from operators.kernels.memory import load_u64, store_u64
 
 _EACH_8 = np.uint64(0x0101010101010101)
 _EACH_16 = np.uint64(0x0001000100010001)
+_EACH_32 = np.uint64(0x0000000100000001)
 _EVEN_8 = np.uint64(0x00FF00FF00FF00FF)
 _EVEN_16 = np.uint64(0x0000FFFF0000FFFF)
 _EVEN_32 = np.uint64(0x00000000FFFFFFFF)
@@ -140,9 +141,11 @@ def _whole_groups(n_bits: Any, words_per_piece: Any, n_words: Any, n_bytes: Any)
 
 
 @kernel("out")
-def pack_u32(words: NDArray[np.uint32], width: int, out: NDArray[np.uint8]) -> int:
+def pack_u32(words: NDArray[Any], width: int, out: NDArray[np.uint8]) -> int:
     """Pack words of up to 28 bits, two at once, while 8 bytes of `out` are left; return the words packed."""
     w, eight = np.uint64(width), np.uint64(8)
+    if words.itemsize == 4 and width > 16:
+        return _pack_eights(words.view(np.uint8), width, out)
     bit, carry = np.uint64(0), np.uint64(0)
     n = _whole_groups(2 * width, 2, words.size, out.size)
     for i in range(0, n, 2):
@@ -155,10 +158,61 @@ def pack_u32(words: NDArray[np.uint32], width: int, out: NDArray[np.uint8]) -> i
     return n
 
 
+@inlined
+def _pair(words: Any, at: Any, w: Any) -> Any:
+    """Return two words of four bytes from byte `at` on, side by side."""
+    two = load_u64(words, at)
+    if HAS_BIT_GATHER:
+        return gather_bits(two, ((np.uint64(1) << w) - np.uint64(1)) * _EACH_32)
+    return (two & _EVEN_32) | ((two >> np.uint64(32)) << w)
+
+
+@kernel("out")
+def _pack_eights(words: NDArray[np.uint8], width: int, out: NDArray[np.uint8]) -> int:
+    """Pack words of 17 to 28 bits in four bytes each, given as a view of these, while 32 bytes of `out` are left.
+
+    Eight words are whole bytes, so that groups of them do not wait for one another.
+    """
+    w, eight, four = np.uint64(width), np.uint64(8), np.uint64(4)
+    w2, word = w + w, np.uint64(64)
+    n_groups = min(words.size >> 5, (out.size - 32) // width + 1) if out.size >= 32 else 0
+    for g in range(n_groups):
+        at, to = np.uint64(32 * g), np.uint64(g * width)
+        a, b = _pair(words, at, w), _pair(words, at + eight, w)
+        c, d = _pair(words, at + eight + eight, w), _pair(words, at + eight + eight + eight, w)
+        store_u64(out, to, a | (b << w2))
+        second = (b >> (word - w2)) | (c << (four * w - word))
+        if width <= 21:
+            store_u64(out, to + eight, second | (d << (w2 * np.uint64(3) - word)))
+            store_u64(out, to + eight + eight, d >> (word + word - w2 * np.uint64(3)))
+        else:
+            store_u64(out, to + eight, second)
+            third = (c >> (word + word - four * w)) | (d << (w2 * np.uint64(3) - word - word))
+            store_u64(out, to + eight + eight, third)
+            store_u64(out, to + eight + eight + eight, d >> (word + word + word - w2 * np.uint64(3)))
+    return n_groups << 3
+
+
+@kernel("out")
+def _unpack_eights(packed: NDArray[np.uint8], width: int, out: NDArray[np.uint8]) -> int:
+    """Inverse of `_pack_eights`, while 32 bytes of `packed` can be read."""
+    w, seven, three, half = np.uint64(width), np.uint64(7), np.uint64(3), np.uint64(32)
+    mask = (np.uint64(1) << w) - np.uint64(1)
+    n_groups = min(out.size >> 5, (packed.size - 32) // width + 1) if packed.size >= 32 else 0
+    for g in range(n_groups):
+        for pair in range(4):
+            bit = np.uint64(2 * pair) * w
+            two = load_u64(packed, np.uint64(g * width) + (bit >> three)) >> (bit & seven)
+            store_u64(out, np.uint64(32 * g + 8 * pair), (two & mask) | (((two >> w) & mask) << half))
+    return n_groups << 3
+
+
 @kernel("out")
 def unpack_wide(packed: NDArray[np.uint8], width: int, out: NDArray[Any]) -> int:
     """Unpack words of up to 56 bits while 8 bytes of `packed` can be read; return the words unpacked."""
     w, one = np.uint64(width), np.uint64(1)
+    if out.itemsize == 4 and 16 < width <= 28:
+        return _unpack_eights(packed, width, out.view(np.uint8))
     mask = (one << w) - one
     bit = np.uint64(0)
     if width > 28:
