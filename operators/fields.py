@@ -1,58 +1,101 @@
-"""Records of bit fields: programs that cut the words of one block into fields, written and read in one call.
+"""Small records: programs over words of at most one block, written and read in one compiled call.
 
-Nearly all programs of small tensors are trees of ``merge`` over plain literals, and a tree of them is a list of
-contiguous bit fields. Such a record takes a few microseconds this way, and half a millisecond by the general path of
-`operators.run`, which writes the same bytes and reads the same records. Whatever this one cannot do, or finds
-damaged, it leaves to that one: a record that it reads is one that the general path reads to the same words.
+A program is a list of steps here (`operators.kernels.steps`), made once for all words of a type. Such a record takes a
+few microseconds this way, and half a millisecond by the general path of `operators.run`, which writes the same bytes
+and reads the same records. Literals that no kernel codes come between two calls. Whatever this path cannot do, or
+finds damaged, it leaves to that one: a record that it reads is one that the general path reads to the same words.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from operators.base import BLOCK_WORDS, Stream
+from operators.base import Stream
 from operators.check import check
 from operators.errors import ArchiveError
-from operators.kernels.field_coder import UNDECIDED, decode_fields, encode_fields
-from operators.literals.huffman import streams_of
+from operators.kernels import steps as kernels
+from operators.kernels.leaves import MIDDLE_BITS, NARROW_BITS, UNDECIDED
+from operators.kernels.steps import COLUMNS, CUT, LEAF, LEFT, OTHER_LEAF, ROOT, SLACK_WORDS
+from operators.literals.huffman import all_streams_of
 from operators.literals.profile import LARGE_WORDS, RANS_GAIN
 from operators.literals.rans import lanes_of
+from operators.literals.tiled import BUFFERS
+from operators.ops.add import Add
+from operators.ops.const import Const
+from operators.ops.dictionary import Dictionary
 from operators.ops.merge import Merge
+from operators.ops.partition import Partition
+from operators.ops.scan import ScanAdd, ScanXor
+from operators.ops.xor import Xor
+from operators.ops.zigzag import Zigzag
 from operators.program import Literal, Node
 from operators.record import DIGEST_BYTES, RECORD_MAGIC, program_head, take_program_head
 from operators.registry import ENCODINGS, ENCODINGS_BY_NAME
 from operators.wire import Reader
 from operators.words import Bytes, Words, container
+from operators.writing import write_literal
 
-_PLAIN = ("", "raw", "bitpack", "huffman", "rans")
+PLAIN = ("", "raw", "bitpack", "huffman", "rans")
+"""Encodings that kernels write and read."""
+OTHER = ("lz", "scaled", "scaled_huffman")
+"""Encodings whose literals come between two calls."""
+MOST_WORDS = 1 << 20
+"""More are written and read block by block, so that they stay in cache."""
+MOST_ARENA_BYTES = 32 << 20
 _KEPT = 1 << 12
-"""Programs, each with a number of words, of which the arrays are kept."""
+"""Programs, each with a number of words, of which the steps are kept."""
 _NO_DIGEST = bytes(DIGEST_BYTES)
 _NOTHING = np.empty(0, np.uint8)
 
 Integers = NDArray[np.int64]
+Step = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A literal of a program.
+
+    Attributes
+    ----------
+    literal : Literal
+    stream : Stream
+    at : int
+        Where its words lie, or `ROOT`.
+    """
+
+    literal: Literal
+    stream: Stream
+    at: int
+
+    def words(self, arena: NDArray[np.uint8], root: Words) -> Words:
+        """Return its words in their smallest container."""
+        if self.at == ROOT:
+            return root
+        return arena[self.at : self.at + self.stream.n_bytes].view(container(self.stream.width_bits))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fields:
-    """A program of bit fields, and what it takes to code a number of words by it.
+class Steps:
+    """A program, and what it takes to code a number of words by it.
 
     Attributes
     ----------
     stream : Stream
         Type of the words, at least one of them and at most a block.
     program : Node
-    literals : tuple of Stream
-        Types of the fields, the lowest first, which is the order of their payloads.
-    shifts, widths, codes : int64 arrays, shape (k,)
-        Lowest bit, bits and code of the encoding of each field; 0 is undecided.
-    traits : int64 array
-        See `operators.kernels.field_coder.encode_fields`.
+    leaves : tuple of Leaf
+        In pre-order, which is the order of their payloads.
+    down, up : int64 arrays, shape (s, COLUMNS)
+        Steps from words to payloads and back.
+    others : tuple of int
+        Leaves that no kernel reads.
+    arena_bytes : int
+        Memory for the words between steps.
     head : uint8 array
         The record up to its program and with it.
     places : int64 array, shape (k,)
@@ -61,27 +104,31 @@ class Fields:
 
     stream: Stream
     program: Node
-    literals: tuple[Stream, ...]
-    shifts: Integers
-    widths: Integers
-    codes: Integers
-    traits: Integers
+    leaves: tuple[Leaf, ...]
+    down: Integers
+    up: Integers
+    others: tuple[int, ...]
+    arena_bytes: int
     head: NDArray[np.uint8]
     places: Integers
     _coded: dict[bytes, Node] = field(default_factory=dict)
 
-    def coded(self, codes: bytes) -> Node:
-        """Return the program with the encodings that were chosen, by their codes as int64."""
-        program = self._coded.get(codes)
+    def coded(self, codes: Integers) -> Node:
+        """Return the program with the encodings that were chosen, by their codes."""
+        key = codes.tobytes()
+        program = self._coded.get(key)
         if program is None:
-            names = (Literal(ENCODINGS[code].name) for code in np.frombuffer(codes, np.int64).tolist())
-            program = self._coded[codes] = self.program.with_literals(names)
+            decided = (
+                leaf.literal if leaf.literal.encoding else Literal(ENCODINGS[code].name)
+                for leaf, code in zip(self.leaves, codes.tolist(), strict=True)
+            )
+            program = self._coded[key] = self.program.with_literals(decided)
         return program
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def fields_of(program: Node, width_bits: int, n_words: int) -> Fields | None:
-    """Return the bit fields of `program` as a producer of words, or None where it is not made of them.
+def steps_of(program: Node, width_bits: int, n_words: int) -> Steps | None:
+    """Return the steps of `program` as a producer of words, or None where it has other nodes than there are steps for.
 
     Parameters
     ----------
@@ -90,36 +137,154 @@ def fields_of(program: Node, width_bits: int, n_words: int) -> Fields | None:
         8, 16, 32 or 64 bits; 1 to `BLOCK_WORDS` words.
     """
     stream = Stream(width_bits, n_words)
-    if not 0 < n_words <= BLOCK_WORDS:
+    if not 0 < n_words <= MOST_WORDS:
         return None
     try:
-        literals = check(program, stream).literals
+        check(program, stream)
     except ArchiveError:
         return None
-    names = list(_encodings(program))
-    if any(name not in _PLAIN for name in names):
+    made = _Maker()
+    if not made.visit(program, stream, ROOT) or made.arena_bytes > MOST_ARENA_BYTES:
         return None
     # Undecided literals are written as raw ones until they are decided: all take a byte.
-    raw = program.with_literals(Literal(name or "raw") for name in names)
+    literals = [leaf.literal for leaf in made.leaves]
+    raw = program.with_literals(each if each.encoding else Literal("raw") for each in literals)
     head, places = program_head(stream, raw)
-    widths = np.array([literal.width_bits for literal in literals], np.int64)
-    codes = np.array([ENCODINGS_BY_NAME[name].code if name else UNDECIDED for name in names], np.int64)
-    traits = (streams_of(n_words), lanes_of(n_words), RANS_GAIN if n_words >= LARGE_WORDS else 0)
-    return Fields(
-        stream, program, literals, np.cumsum(widths) - widths, widths, codes, np.array(traits, np.int64),
+    return Steps(
+        stream, program, tuple(made.leaves), _table(made.down), _table(made.up),
+        tuple(index for index, each in enumerate(literals) if each.encoding in OTHER), made.arena_bytes,
         np.frombuffer(head, np.uint8), np.array(places, np.int64),
     )  # fmt: skip
 
 
-def _encodings(node: Node) -> Iterator[str]:
-    """Yield the encodings of the fields; one that is not known where a node is neither a merge nor a literal."""
-    if isinstance(node.op, Literal):
-        yield node.op.encoding
-    elif isinstance(node.op, Merge):
-        for child in node.children:
-            yield from _encodings(child)
-    else:
-        yield node.op.name
+def _table(steps: list[Step]) -> Integers:
+    return np.array([step + (0,) * (COLUMNS - len(step)) for step in steps], np.int64).reshape(-1, COLUMNS)
+
+
+class _Maker:
+    """Steps of a program, as its nodes are visited."""
+
+    def __init__(self) -> None:
+        self.down: list[Step] = []
+        self.up: list[Step] = []
+        self.leaves: list[Leaf] = []
+        self.arena_bytes = 0
+
+    def place(self, stream: Stream, slack_words: int = 0) -> int:
+        """Return where words of `stream` may lie."""
+        at = self.arena_bytes
+        self.arena_bytes += (stream.n_words + slack_words) * _size(stream.width_bits) + 7 & ~7
+        return at
+
+    def visit(self, node: Node, stream: Stream, at: int) -> bool:
+        """Append the steps of a node whose words lie at `at`; return whether there are any."""
+        op = node.op
+        if isinstance(op, Literal) and (op.encoding in OTHER or (op.encoding in PLAIN and at != ROOT)):
+            step = self._leaf(op, stream, at)
+            self.leaves.append(Leaf(op, stream, at))
+            self.down.append(step)
+            self.up.append(step)
+            return True
+        if isinstance(op, Merge):
+            return all(
+                self._field(child, Stream(width, stream.n_words), shift, stream.width_bits, at)
+                for child, shift, width in _fields(node, 0)
+            )
+        if at == ROOT:  # its words are to be changed
+            return self._field(node, stream, 0, stream.width_bits, ROOT)
+        make = None if isinstance(op, Literal) else _MAKERS.get(type(op))
+        return make is not None and make(self, node, stream, at)
+
+    def _field(self, node: Node, field: Stream, shift: int, width_bits: int, source: int) -> bool:
+        """Append the steps of a field of words of `width_bits` that lie at `source`."""
+        at = self.place(field)
+        step = CUT, field.n_words, field.width_bits, at, source, _size(width_bits), shift
+        return self._around(step, [(node, field, at)])
+
+    def _leaf(self, literal: Literal, stream: Stream, at: int) -> Step:
+        n_words, width_bits = stream.n_words, stream.width_bits
+        if literal.encoding in OTHER:
+            return OTHER_LEAF, n_words, width_bits, at
+        code = ENCODINGS_BY_NAME[literal.encoding].code if literal.encoding else UNDECIDED
+        gain = RANS_GAIN if n_words >= LARGE_WORDS else 0
+        return LEAF, n_words, width_bits, at, code, all_streams_of(stream), lanes_of(n_words), gain
+
+    def operator(self, node: Node, step: Step, children: list[tuple[Stream, int]]) -> bool:
+        """Append the step of an operator, and those of its children, whose words lie where it puts them."""
+        return self._around(step, [(child, *where) for child, where in zip(node.children, children, strict=True)])
+
+    def _around(self, step: Step, below: list[tuple[Node, Stream, int]]) -> bool:
+        self.down.append(step)
+        if not all(self.visit(*one) for one in below):
+            return False
+        self.up.append(step)
+        return True
+
+
+def _fields(node: Node, shift: int) -> Iterator[tuple[Node, int, int]]:
+    """Yield the fields of a merge with their lowest bits and their bits; those of a field are fields of the word."""
+    assert isinstance(node.op, Merge)
+    for child, width in zip(node.children, node.op.widths, strict=True):
+        if isinstance(child.op, Merge):
+            yield from _fields(child, shift)
+        else:
+            yield child, shift, width
+        shift += width
+
+
+def _size(width_bits: int) -> int:
+    """Return the bytes in which a word lies between steps."""
+    return 2 if width_bits <= NARROW_BITS else 4 if width_bits <= MIDDLE_BITS else 8
+
+
+def _signed(constant: int) -> int:
+    return constant - (1 << 64) if constant >> 63 else constant
+
+
+def _map(made: _Maker, node: Node, stream: Stream, at: int) -> bool:
+    op = node.op
+    constant = _signed(op.constant) if isinstance(op, Add | Xor) else 0
+    kind = kernels.ADD if isinstance(op, Add) else kernels.XOR if isinstance(op, Xor) else kernels.ZIGZAG
+    return made.operator(node, (kind, stream.n_words, stream.width_bits, at, constant), [(stream, at)])
+
+
+def _const(made: _Maker, node: Node, stream: Stream, at: int) -> bool:
+    assert isinstance(node.op, Const)
+    return made.operator(node, (kernels.CONST, stream.n_words, stream.width_bits, at, _signed(node.op.value)), [])
+
+
+def _scan(made: _Maker, node: Node, stream: Stream, at: int) -> bool:
+    op = node.op
+    assert isinstance(op, ScanAdd | ScanXor)
+    first, rest = op.children(stream)
+    kind, deltas = kernels.SCAN_ADD if isinstance(op, ScanAdd) else kernels.SCAN_XOR, made.place(rest)
+    step = kind, stream.n_words, stream.width_bits, at, op.lag, deltas
+    return made.operator(node, step, [(first, at), (rest, deltas)])
+
+
+def _partition(made: _Maker, node: Node, stream: Stream, at: int) -> bool:
+    op = node.op
+    assert isinstance(op, Partition)
+    mask, *parts = op.children(stream)
+    places = [made.place(mask), *(made.place(one, SLACK_WORDS) for one in parts)]
+    step = kernels.PARTITION, stream.n_words, stream.width_bits, at, *op.params, *places
+    return made.operator(node, step, list(zip((mask, *parts), places, strict=True)))
+
+
+def _dictionary(made: _Maker, node: Node, stream: Stream, at: int) -> bool:
+    op = node.op
+    assert isinstance(op, Dictionary)
+    if stream.width_bits > NARROW_BITS:
+        return False
+    children = [(child, made.place(child)) for child in op.children(stream)]
+    step = kernels.DICTIONARY, stream.n_words, stream.width_bits, at, op.n_values, *(place for _, place in children)
+    return made.operator(node, step, children)
+
+
+_MAKERS: dict[type, Callable[[_Maker, Node, Stream, int], bool]] = {
+    Add: _map, Xor: _map, Zigzag: _map, Const: _const, ScanAdd: _scan, ScanXor: _scan, Partition: _partition,
+    Dictionary: _dictionary,
+}  # fmt: skip
 
 
 def payload_bytes(program: Node, words: Words) -> int | None:
@@ -135,16 +300,17 @@ def payload_bytes(program: Node, words: Words) -> int | None:
     -------
     int or None
         As `operators.run.encode` plans them: payloads of Huffman codes and rANS may be a few bytes shorter. None
-        where `program` is not made of bit fields, there are no words or more than a block of them, or words repeat
-        others, so that LZ has to be tried.
+        where there are no steps for `program`, no words or more than a block of them, it cannot produce them, or one
+        of its literals is not coded by kernels.
     """
-    fields = fields_of(program, 8 * words.itemsize, words.size)
-    if fields is None:
+    steps = steps_of(program, 8 * words.itemsize, words.size)
+    if steps is None or steps.others:
         return None
-    found = np.empty(2 * fields.codes.size + 1, np.int64)
-    if _encode(fields, words, _NO_DIGEST, found, _NOTHING) < 0:
+    k = steps.places.size
+    found = np.empty(2 * k + 2, np.int64)
+    if _encode(steps, words, 0, _NO_DIGEST, found, BUFFERS.take("arena", steps.arena_bytes), _NOTHING) < 0:
         return None
-    return int(found[fields.codes.size : -1].sum())
+    return int(found[k : 2 * k].sum())
 
 
 def encode_small(
@@ -154,26 +320,42 @@ def encode_small(
 
     Parameters as for `operators.run.encode`.
     """
-    fields = fields_of(program, 8 * words.itemsize, words.size)
-    if fields is None:
+    steps = steps_of(program, 8 * words.itemsize, words.size)
+    if steps is None:
         return None
-    k = fields.codes.size
-    found = np.empty(2 * k + 1, np.int64)
-    room = fields.head.size + fields.stream.n_bytes + 64 * k + DIGEST_BYTES
+    k = steps.places.size
+    found = np.empty(2 * k + 2, np.int64)
+    room = steps.head.size + steps.stream.n_bytes + 64 * k + DIGEST_BYTES
     if out is None or out.size < room:
         out = np.empty(room, np.uint8)
-    first = _encode(fields, words, digest, found, out)
+    arena = BUFFERS.take("arena", steps.arena_bytes)
+    first = _encode(steps, words, 0, digest, found, arena, out)
+    while first <= LEFT:
+        index, at = int(found[2 * k + 1]), int(found[2 * k])
+        leaf = steps.leaves[index]
+        try:
+            written = write_literal(leaf.literal, leaf.words(arena, words), leaf.stream, out[at:])
+        except ArchiveError:
+            return None
+        if written is None:
+            return None
+        found[index], found[k + index] = written
+        found[2 * k], found[2 * k + 1] = at + written[1], index + 1
+        first = _encode(steps, words, LEFT - first + 1, digest, found, arena, out)
     if first < 0:
         return None
-    codes_and_sizes = found.tolist()
-    literals = tuple(zip(fields.literals, codes_and_sizes[k:-1], strict=True))
-    return out[first : codes_and_sizes[-1]].data, fields.stream, fields.coded(found[:k].tobytes()), literals
+    sizes = found[k:].tolist()
+    literals = tuple((leaf.stream, n_bytes) for leaf, n_bytes in zip(steps.leaves, sizes, strict=False))
+    return out[first : sizes[k]].data, steps.stream, steps.coded(found[:k]), literals
 
 
-def _encode(fields: Fields, words: Words, digest: bytes, found: Integers, out: NDArray[np.uint8]) -> int:
-    return encode_fields(
-        words.view(np.uint8), words.itemsize, fields.shifts, fields.widths, fields.codes, fields.traits, fields.head,
-        fields.places, np.frombuffer(digest, np.uint8), found, out,
+def _encode(
+    steps: Steps, words: Words, first: int, digest: bytes, found: Integers, arena: NDArray[np.uint8],
+    out: NDArray[np.uint8],
+) -> int:  # fmt: skip
+    return kernels.encode_steps(
+        words.view(np.uint8), words.itemsize, steps.down, first, steps.head, steps.places,
+        np.frombuffer(digest, np.uint8), found, arena, out,
     )  # fmt: skip
 
 
@@ -184,20 +366,37 @@ def execute_small(record: Bytes, n_bytes: int | None, out: NDArray[np.uint8] | N
     """
     buffer = memoryview(record)
     head_bytes = _head_bytes(buffer)
-    fields = _read_fields(bytes(buffer[:head_bytes])) if head_bytes else None
-    if fields is None:
+    steps = _read_steps(bytes(buffer[:head_bytes])) if head_bytes else None
+    if steps is None:
         return None
-    stream = fields.stream
+    stream = steps.stream
     if (n_bytes is not None and n_bytes != stream.n_bytes) or (out is not None and out.size != stream.n_bytes):
         return None
     words = stream.empty() if out is None else out.view(container(stream.width_bits))
-    start = decode_fields(
-        np.frombuffer(buffer, np.uint8), head_bytes, DIGEST_BYTES, words.itemsize, fields.shifts, fields.widths,
-        fields.codes, fields.traits, words.view(np.uint8),
-    )  # fmt: skip
-    if start < 0:
+    data = np.frombuffer(buffer, np.uint8)
+    sizes = np.empty(steps.places.size, np.int64)
+    digest_at = kernels.take_sizes(data, head_bytes, DIGEST_BYTES, sizes)
+    if digest_at < 0:
         return None
-    return words, bytes(buffer[start : start + DIGEST_BYTES])
+    start = digest_at + DIGEST_BYTES
+    arena = BUFFERS.take("arena", steps.arena_bytes)
+    if steps.others and not _read_others(steps, buffer[start:], sizes.tolist(), arena, words):
+        return None
+    if not kernels.decode_steps(data, start, sizes, steps.up, words.itemsize, arena, words.view(np.uint8)):
+        return None
+    return words, bytes(buffer[digest_at:start])
+
+
+def _read_others(steps: Steps, payloads: memoryview, sizes: list[int], arena: NDArray[np.uint8], words: Words) -> bool:
+    """Decode the literals that no kernel reads; return whether they can be read."""
+    try:
+        for index in steps.others:
+            leaf, start = steps.leaves[index], sum(sizes[:index])
+            source = leaf.literal.coder.source(payloads[start : start + sizes[index]], leaf.stream)
+            source.read(leaf.words(arena, words))
+    except ArchiveError:
+        return False
+    return True
 
 
 def _head_bytes(buffer: memoryview) -> int:
@@ -212,11 +411,11 @@ def _head_bytes(buffer: memoryview) -> int:
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _read_fields(head: bytes) -> Fields | None:
-    """Return the fields of a record that begins with `head`, or None where it is not made of them."""
+def _read_steps(head: bytes) -> Steps | None:
+    """Return the steps of a record that begins with `head`, or None where there are none."""
     try:
         stream, program = take_program_head(Reader(head))
     except ArchiveError:
         return None
-    fields = fields_of(program, stream.width_bits, stream.n_words)
-    return None if fields is None or UNDECIDED in fields.codes or fields.head.tobytes() != head else fields
+    steps = steps_of(program, stream.width_bits, stream.n_words)
+    return None if steps is None or steps.head.tobytes() != head else steps

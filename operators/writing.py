@@ -288,7 +288,6 @@ class _Leaf(_End):
     def __init__(self, literal: Literal, stream: Stream) -> None:
         super().__init__(stream)
         self._literal = literal
-        self._encoding = literal.coder if literal.encoding else None
         self._profiler: Profiler | None = None
         self._plan: Plan | None = None
         self._writer: Writer | None = None
@@ -308,14 +307,7 @@ class _Leaf(_End):
     def settle(self, at: int, payloads: Payloads) -> int:
         profile = Profile(self.stream, None, 0) if self._profiler is None else self._profiler.finish()
         self._profiler = None
-        literal = self._literal
-        if isinstance(self._encoding, Encoding):
-            self._plan = self._encoding.plan(profile)
-            if self._plan is None:
-                raise FormatError(f"an encoding of {self.stream}", literal.encoding)
-        else:
-            name, self._plan = choose(profile)
-            literal = Literal(name)
+        literal, self._plan = _planned(self._literal, profile)
         self.at = at
         self._index = len(payloads.sizes)
         payloads.add(literal, self.stream, self._plan.room)
@@ -330,6 +322,18 @@ class _Leaf(_End):
         self.n_bytes = len(self._writer.finish())
         payloads.sizes[self._index] = self.stream, self.n_bytes
         self._writer, self.is_due = None, False
+
+
+def _planned(literal: Literal, profile: Profile) -> tuple[Literal, Plan]:
+    """Return a literal with the encoding that it has, or that takes the fewest bytes, and how that would code it."""
+    if not literal.encoding:
+        name, plan = choose(profile)
+        return Literal(name), plan
+    coder = literal.coder
+    found = coder.plan(profile) if isinstance(coder, Encoding) else None
+    if found is None:
+        raise FormatError(f"an encoding of {profile.stream}", literal.encoding)
+    return literal, found
 
 
 class _Gathered(_End):
@@ -356,3 +360,43 @@ class _Gathered(_End):
         end = write(self._node, self._words, self.stream, at, payloads)
         self.at, self.n_bytes = at, end - at
         return end
+
+
+def write_literal(literal: Literal, words: Words, stream: Stream, out: NDArray[np.uint8]) -> tuple[int, int] | None:
+    """Write one literal to `out`.
+
+    Parameters
+    ----------
+    literal : Literal
+    words : Words
+        All of `stream`, in its container.
+    out : uint8 array
+        The caller's, with room for what comes after.
+
+    Returns
+    -------
+    (int, int) or None
+        Code of the encoding, and bytes of the payload; None where `out` has no room for it, or a conditioned one would
+        be larger than the words are.
+
+    Raises
+    ------
+    FormatError
+        As `write`.
+    """
+    coder = literal.coder if literal.encoding else None
+    if isinstance(coder, Conditioned):
+        n_bytes = -1
+        if out.size >= stream.n_bytes:
+            n_bytes = coder.write(words, out[: stream.n_bytes], thorough=literal.thorough)
+        return None if n_bytes < 0 else (coder.code, n_bytes)
+    profiler = Profiler(stream, literal.encoding)
+    for start in range(0, words.size, BLOCK_WORDS):
+        profiler.add(words[start : start + BLOCK_WORDS])
+    literal, plan = _planned(literal, profiler.finish())
+    if plan.room > out.size:
+        return None
+    writer = plan.writer(out[: plan.room])
+    for start in range(0, words.size, BLOCK_WORDS):
+        writer.add(words[start : start + BLOCK_WORDS])
+    return literal.coder.code, len(writer.finish())

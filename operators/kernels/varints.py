@@ -1,4 +1,4 @@
-"""Varints of up to 3 bytes, as `operators.wire` has them.
+"""Varints of up to 4 bytes, as `operators.wire` has them.
 
 Source: little-endian base-128 integers in their shortest form.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from operators.kernels.jit import inlined
 
-MOST_BYTES: Final = 3
+MOST_BYTES: Final = 4
 
 
 @inlined
@@ -28,7 +28,7 @@ def put_varint(out: Any, at: Any, value: Any) -> Any:
 
 @inlined
 def take_varint(record: Any, at: Any) -> Any:
-    """Return a varint of up to 3 bytes and the byte after it; -1 where there is none, or a padded one."""
+    """Return a varint of up to 4 bytes and the byte after it; -1 where there is none, or a padded one."""
     value, shift = np.int64(0), 0
     while at < record.size and shift < 7 * MOST_BYTES:
         byte = np.int64(record[at])

@@ -30,7 +30,8 @@ def streams_of(n_words: int) -> int:
     return STREAMS if n_words >= SPLIT_WORDS else 1
 
 
-def _n_streams(stream: Stream) -> int:
+def all_streams_of(stream: Stream) -> int:
+    """Return the streams of all blocks of a literal."""
     whole, rest = divmod(stream.n_words, BLOCK_WORDS)
     return whole * STREAMS + (streams_of(rest) if rest else 0)
 
@@ -39,7 +40,7 @@ class _Writer(Writer):
     def __init__(self, plan: _Plan, out: NDArray[np.uint8]) -> None:
         stream = plan.stream
         self._coded = plan.symbols.size > 1
-        n_streams = _n_streams(stream) if self._coded else 0
+        n_streams = all_streams_of(stream) if self._coded else 0
         self._sizes = np.zeros(n_streams, np.uint16)
         self._first = 0
         directory_bytes = 2 * max(n_streams - 1, 0)
@@ -141,7 +142,7 @@ class Huffman(Encoding):
         lengths = np.empty_like(counts)
         n_bits = code_lengths(counts, lengths)
         table = table_bytes(symbols, lengths)
-        n_streams = _n_streams(stream) if symbols.size > 1 else 0
+        n_streams = all_streams_of(stream) if symbols.size > 1 else 0
         # Every stream may leave up to 7 bits of its last byte.
         n_bytes = len(table) + 2 * max(n_streams - 1, 0) + (n_bits + 7 * n_streams >> 3)
         return _Plan(stream, symbols, lengths, table, n_bytes)
@@ -151,7 +152,7 @@ class Huffman(Encoding):
         codes = np.empty_like(lengths)
         if canonical_codes(lengths, codes):
             raise FormatError("a complete Huffman code", "other lengths", "literal")
-        n_streams = _n_streams(stream) if symbols.size > 1 else 0
+        n_streams = all_streams_of(stream) if symbols.size > 1 else 0
         start = table_end + 2 * max(n_streams - 1, 0)
         if start > len(payload) or not stream.n_words:
             raise FormatError(f"{n_streams} streams of {stream}", f"{len(payload)} bytes", "literal")

@@ -1,4 +1,4 @@
-"""Bit fields in one call: the bytes of the general path both ways, and no word that it would not read."""
+"""Small records in one call: the bytes of the general path both ways, and no word that it would not read."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import operators.run
-from operators import fields
-from operators.base import BLOCK_WORDS, Stream
+from operators.base import BLOCK_WORDS, Operator, Stream
 from operators.errors import ArchiveError, DamageError
-from operators.kernels import field_coder
+from operators.fields import MOST_WORDS, PLAIN, encode_small, execute_small, payload_bytes, steps_of
+from operators.kernels import leaves
 from operators.kernels.repeats import repeats, window_of
+from operators.kernels.steps import CUT
 from operators.literals.huffman import Huffman
 from operators.literals.profile import Profiler, choose
+from operators.ops.add import Add
+from operators.ops.const import Const
+from operators.ops.dictionary import Dictionary
 from operators.ops.merge import Merge
+from operators.ops.partition import Partition, marks
+from operators.ops.scan import ScanAdd, ScanXor
+from operators.ops.xor import Xor
+from operators.ops.zigzag import Zigzag
 from operators.program import LIT, Literal, Node, parse
 from operators.record import take_record
 from operators.run import Encoded, encode, execute, open_source
@@ -28,7 +36,8 @@ from operators.words import Words
 from tests.strategies import KINDS, damage, make_words
 
 WORD_BITS = (8, 16, 32, 64)
-PLAIN = ("", "raw", "bitpack", "huffman", "rans")
+KINDS_OF_NODES = (Merge, Merge, Merge, ScanAdd, ScanXor, Partition, Dictionary, Zigzag, Add, Xor, Const)
+NAMES = (*PLAIN, *PLAIN, "lz")
 
 
 @contextmanager
@@ -51,14 +60,44 @@ def generally(program: Node, words: Words) -> Encoded | None:
 
 
 @st.composite
-def trees(draw: st.DrawFn, width_bits: int, names: tuple[str, ...] = PLAIN, depth: int = 3) -> Node:
-    """A program of merges over plain literals."""
-    if depth == 0 or width_bits == 1 or draw(st.booleans()):
+def trees(draw: st.DrawFn, words: Words, width_bits: int, names: tuple[str, ...] = NAMES, depth: int = 3) -> Node:
+    """A program for `words` of all operators that there are steps for, over literals."""
+    stream = Stream(width_bits, words.size)
+    rest = words.size - 1
+    if depth == 0 or not rest or draw(st.integers(0, 3)) == 0:
         return Node(Literal(draw(st.sampled_from(names))))
-    cuts = draw(st.sets(st.integers(1, width_bits - 1), min_size=1, max_size=3))
-    ends = [0, *sorted(cuts), width_bits]
-    widths = tuple(stop - start for start, stop in pairwise(ends))
-    return Node(Merge(widths), tuple(draw(trees(width, names, depth - 1)) for width in widths))
+    op: Operator
+    kind = draw(
+        st.sampled_from((Merge, Merge, Merge, ScanAdd, ScanXor, Partition, Dictionary, Zigzag, Add, Xor, Const))
+    )
+    if kind is Merge and width_bits > 1:
+        cuts = draw(st.sets(st.integers(1, width_bits - 1), min_size=1, max_size=3))
+        ends = [0, *sorted(cuts), width_bits]
+        op = Merge(tuple(stop - start for start, stop in pairwise(ends)))
+    elif kind in (ScanAdd, ScanXor):
+        op = kind(draw(st.integers(1, rest) | st.integers(1, min(rest, 100))))
+    elif kind is Partition:
+        row = draw(st.sampled_from([row for row in (1, 2, 3, 7, 64) if words.size % row == 0]))
+        low_bits = draw(st.integers(1, width_bits))
+        n_marked = marks(words, row, low_bits)[1]
+        op = Partition(row, n_marked if 0 < n_marked < words.size // row else 1, low_bits)
+        if op.n_marked >= words.size // row:
+            op = Zigzag()
+    elif kind is Dictionary:
+        op = Dictionary(np.unique(words).size)
+    elif kind is Const:
+        op = Const(int(words[0]))
+    else:
+        constant = draw(st.integers(0, (1 << width_bits) - 1))
+        op = kind(constant) if kind in (Add, Xor) else Zigzag()
+    targets = op.targets(words, stream)
+    children = op.children(stream)
+    if targets is None:  # a program that cannot produce them
+        targets = tuple(child.empty() for child in children)
+        for target in targets:
+            target.fill(0)
+    below = (trees(target, child.width_bits, names, depth - 1) for target, child in zip(targets, children, strict=True))
+    return Node(op, tuple(map(draw, below)))
 
 
 @st.composite
@@ -84,55 +123,93 @@ def weights(draw: st.DrawFn) -> Words:
 @given(data=st.data(), words=weights())
 @settings(max_examples=300)
 def test_the_bytes_of_the_general_path(data: st.DataObject, words: Words) -> None:
-    program = data.draw(trees(8 * words.itemsize))
+    program = data.draw(trees(words, 8 * words.itemsize))
     expected = generally(program, words)
-    small = fields.encode_small(program, words, operators.run.digest_of(words), None)
-    n_bytes = fields.payload_bytes(program, words)
+    small = encode_small(program, words, operators.run.digest_of(words), None)
+    n_bytes = payload_bytes(program, words)
+    steps = steps_of(program, 8 * words.itemsize, words.size)
     if small is None:
-        # A literal has no such encoding, LZ has been tried, or a named encoding takes more than the words.
-        names = [literal.op.encoding for literal in program.literals() if isinstance(literal.op, Literal)]
-        assert expected is None or "" in names if n_bytes is None else n_bytes > words.nbytes
+        # There are no steps, the program cannot produce the words, or a named encoding takes more than they are.
+        too_large = expected is not None and expected.body_bytes > words.nbytes // 2
+        assert expected is None or steps is None or too_large
         return
     assert expected is not None
     assert (bytes(small[0]), *small[1:]) == (
         bytes(expected.record), expected.stream, expected.program, expected.literals
     )  # fmt: skip
-    assert n_bytes is not None
-    assert expected.body_bytes <= n_bytes <= expected.body_bytes + 8 * len(small[3]) + (expected.body_bytes >> 6)
-    read = fields.execute_small(small[0], words.nbytes, None)
+    if n_bytes is not None:
+        assert expected.body_bytes <= n_bytes <= expected.body_bytes + 8 * len(small[3]) + (expected.body_bytes >> 6)
+    read = execute_small(small[0], words.nbytes, None)
     assert read is not None
     assert np.array_equal(read[0], words)
     with general_path():
         assert np.array_equal(execute(small[0], n_bytes=words.nbytes), words)
 
 
-@pytest.mark.parametrize("n_words", [4096, BLOCK_WORDS // 2, BLOCK_WORDS - 1, BLOCK_WORDS])
+@pytest.mark.parametrize("n_words", [4096, BLOCK_WORDS // 2, BLOCK_WORDS, BLOCK_WORDS + 999, 3 * BLOCK_WORDS])
 @pytest.mark.parametrize(
-    "text", ["lit", "merge[3,13](lit, rans)", "merge[6,9,1](bitpack, huffman, rans)", "merge[8,8](raw, huffman)"]
+    "text",
+    [
+        "lit",
+        "merge[3,13](lit, rans)",
+        "merge[6,9,1](bitpack, huffman, rans)",
+        "merge[8,8](raw, huffman)",
+        "scan_add[1](raw, lit)",
+    ],
 )
 def test_blocks(text: str, n_words: int) -> None:
     words = (np.random.default_rng(n_words).standard_normal(n_words).astype("<f4").view("<u4") >> 16).astype("<u2")
     expected = generally(parse(text), words)
-    small = fields.encode_small(parse(text), words, operators.run.digest_of(words), None)
+    small = encode_small(parse(text), words, operators.run.digest_of(words), None)
     assert expected is not None
     assert small is not None
     assert bytes(small[0]) == bytes(expected.record)
     assert np.array_equal(execute(small[0]), words)
 
 
-@pytest.mark.parametrize("n_words", [0, BLOCK_WORDS + 1])
-def test_what_is_no_block_is_left_to_the_general_path(n_words: int) -> None:
+@pytest.mark.parametrize("n_words", [0, MOST_WORDS + 1])
+def test_what_is_not_small_is_left_to_the_general_path(n_words: int) -> None:
     words = np.arange(n_words, dtype="<u2") % 7
-    assert fields.fields_of(LIT, 16, n_words) is None
-    assert fields.payload_bytes(LIT, words) is None
+    assert steps_of(LIT, 16, n_words) is None
+    assert payload_bytes(LIT, words) is None
     encoded = encode(LIT, words)
     assert encoded is not None
-    assert fields.execute_small(encoded.record, None, None) is None
+    assert execute_small(encoded.record, None, None) is None
 
 
-@pytest.mark.parametrize("text", ["lz", "xor[1](lit)", "merge[8,8](lit, const[1])", "scaled[16,5,2,1,2,2]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "lz", "xor[9](lz)", "zigzag(rans)", "const[7]", "merge[8,8](const[1], scaled[16,1,2,1,2,2])",
+        "merge[5,11](lz, bitpack)", "scan_add[64](raw, huffman)", "scaled[16,5,2,1,2,2]", "merge[8,8](lz, lz)",
+        "scan_xor[1](bitpack, scan_add[3](raw, lz))", "scaled_huffman[16,5,2,1,2,2]",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("n_words", [4096, 20_000])
+def test_literals_of_other_encodings_come_between(text: str, n_words: int) -> None:
+    words = (np.random.default_rng(n_words).standard_normal(n_words).astype("<f4").view("<u4") >> 16).astype("<u2")
+    if text.startswith("merge[5,11](lz"):
+        words = np.resize(words[:100], n_words)
+    if text == "const[7]":
+        words[:] = 7
+    if "const[1]" in text:
+        words = (words & 0xFF00) | 1
+    program = parse(text)
+    expected = generally(program, words)
+    small = encode_small(program, words, operators.run.digest_of(words), None)
+    assert expected is not None
+    assert small is not None
+    assert (bytes(small[0]), *small[1:]) == (
+        bytes(expected.record), expected.stream, expected.program, expected.literals
+    )  # fmt: skip
+    read = execute_small(small[0], words.nbytes, None)
+    assert read is not None
+    assert np.array_equal(read[0], words)
+
+
+@pytest.mark.parametrize("text", ["gray(lit)", "deal[1,1](lit, lit)", "repeat[16](lit)", "unpack[8](lit)"])
 def test_other_programs_are_left_to_the_general_path(text: str) -> None:
-    assert fields.fields_of(parse(text), 16, 256) is None
+    assert steps_of(parse(text), 16, 256) is None
 
 
 @pytest.mark.parametrize("text", ["merge[8,9](lit, lit)", "merge[4,4](lit, lit)"])
@@ -144,15 +221,15 @@ def test_programs_that_do_not_fit_are_refused(text: str) -> None:
 @given(data=st.data(), words=weights().filter(lambda words: words.size < 1000))
 @settings(max_examples=300)
 def test_damage_never_reads_as_other_words(data: st.DataObject, words: Words) -> None:
-    names = ("raw", "bitpack", "huffman", "rans")
-    program = data.draw(trees(8 * words.itemsize, names, depth=2))
+    names = (*PLAIN[1:], "lz")
+    program = data.draw(trees(words, 8 * words.itemsize, names, depth=2))
     encoded = generally(program, words)
     if encoded is None:
         return
     record = bytes(encoded.record)
     damaged = data.draw(damage(record))
     # The digest of the words is left out of it: what one path takes for words, the other has to as well.
-    small = fields.execute_small(damaged, None, None)
+    small = execute_small(damaged, None, None)
     if small is not None:
         parsed = take_record(damaged)
         general = parsed.stream.empty()
@@ -209,7 +286,7 @@ def test_named_encodings_that_need_more_room_than_words() -> None:
 def test_unaligned_and_read_only_words(width_bits: int) -> None:
     data = bytes(1) + np.random.default_rng(2).bytes(width_bits * 32)
     words = np.frombuffer(data, f"<u{width_bits // 8}", offset=1)
-    encoded = fields.encode_small(LIT, words, operators.run.digest_of(words), None)
+    encoded = encode_small(LIT, words, operators.run.digest_of(words), None)
     assert encoded is not None
     assert np.array_equal(execute(encoded[0]), words)
 
@@ -219,14 +296,15 @@ def test_a_planted_fault_is_caught() -> None:
     words = np.arange(500, dtype="<u2") * 3
     program = parse("merge[5,11](bitpack, bitpack)")
     good = encode(program, words)
-    of = fields.fields_of(program, 16, 500)
+    of = steps_of(program, 16, 500)
     assert good is not None
     assert of is not None
-    of.shifts[1] += 1
+    assert of.down[2, 0] == CUT
+    of.down[2, 6] += 1
     try:
         bad = encode(program, words)
     finally:
-        of.shifts[1] -= 1
+        of.down[2, 6] -= 1
     assert bad is not None
     assert bytes(bad.record) != bytes(good.record)
     with pytest.raises(DamageError):
@@ -252,20 +330,21 @@ def test_the_choice_is_that_of_all_plans(words: Words) -> None:
     if words.itemsize > 2:
         words = words.view("<u2")[:5000]
     width_bits = 8 * words.itemsize
-    small = fields.encode_small(LIT, words, bytes(32), None)
+    small = encode_small(LIT, words, bytes(32), None)
     profiler = Profiler(Stream(width_bits, words.size))
     profiler.add(words)
     profile = profiler.finish()
     name, plan = choose(profile)
-    if small is not None:
-        assert str(small[2]) == name
-        assert fields.payload_bytes(LIT, words) == plan.n_bytes
+    assert small is not None
+    assert str(small[2]) == name
+    is_for_lz = repeats(words, window_of(np.bincount(words)))
+    assert payload_bytes(LIT, words) == (None if is_for_lz else plan.n_bytes)
     huffman = Huffman().plan(profile)
-    assert huffman is None or fields.payload_bytes(Node(Literal("huffman")), words) == huffman.n_bytes
+    assert huffman is None or payload_bytes(Node(Literal("huffman")), words) == huffman.n_bytes
 
 
 def test_codes_are_those_of_the_encodings() -> None:
     from operators.registry import ENCODINGS_BY_NAME
 
-    codes = field_coder.RAW, field_coder.BITPACK, field_coder.HUFFMAN, field_coder.RANS
+    codes = leaves.RAW, leaves.BITPACK, leaves.HUFFMAN, leaves.RANS
     assert codes == tuple(ENCODINGS_BY_NAME[name].code for name in PLAIN[1:])

@@ -393,7 +393,7 @@ def test_a_sabotaged_decoder_is_noticed_before_the_put(
     source: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     """T14: words that decode wrongly are stored as plain bytes, with an alarm."""
-    from operators.kernels.field_coder import decode_fields
+    from operators.kernels.steps import decode_steps
     from operators.ops.merge import Merge
 
     source_of = Merge.source
@@ -409,14 +409,14 @@ def test_a_sabotaged_decoder_is_noticed_before_the_put(
             out[:1] ^= 1
 
     def wrong(*args: Any) -> Any:
-        start = decode_fields(*args)
-        shifts, out = args[4], args[-1]
-        if len(shifts) > 1:
+        good = decode_steps(*args)
+        sizes, out = args[2], args[-1]
+        if len(sizes) > 1:
             out[:1] ^= 1
-        return start
+        return good
 
     monkeypatch.setattr(Merge, "source", lambda self, children, stream: Wrong(source_of(self, children, stream)))
-    monkeypatch.setattr("operators.fields.decode_fields", wrong)
+    monkeypatch.setattr("operators.kernels.steps.decode_steps", wrong)
     ran = Ran(capsys, "archive", source, tmp_path / "archive", *QUICK)
     assert ran.code == 0
     assert "decode_mismatch" in {item["reason"] for item in ran.json["warnings"]}

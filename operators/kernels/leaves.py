@@ -1,8 +1,7 @@
-"""Small records in one call: all bit fields of the words of a block, to payloads and back.
+"""Literals of at most a run of rANS in one call: words to payloads and back.
 
-A field is cut out of the words into a scratch of 16, 32 or 64 bits, and coded by the kernels of the encodings: what
-is written is what `operators.literals` writes, byte for byte. Fields wider than 16 bits are packed or kept as they
-are.
+Words lie in 16, 32 or 64 bits, and are coded by the kernels of the encodings: what is written is what
+`operators.literals` writes, byte for byte. Words wider than 16 bits are packed or kept as they are.
 """
 
 # mypy: disable-error-code="no-any-return, arg-type, assignment, return-value"
@@ -13,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from operators.base import BLOCK_WORDS
 from operators.kernels.alphabet import MAX_SYMBOLS, put_table, table_symbols, take_table
 from operators.kernels.bits import pack_any, pack_u16, pack_u32, unpack_any, unpack_u16, unpack_wide
-from operators.kernels.fields import join_field, split_field
 from operators.kernels.histogram import count_u16
 from operators.kernels.huffman import (
     STREAMS,
@@ -41,14 +40,13 @@ from operators.kernels.rans import (
 )
 from operators.kernels.rans import encoding_table as rans_tables
 from operators.kernels.repeats import WIDE_WINDOW, repeats, window_of
-from operators.kernels.varints import MOST_BYTES, put_varint, take_varint
 
 UNDECIDED, RAW, BITPACK, HUFFMAN, RANS = 0, 64, 65, 66, 67
 """Codes of the encodings."""
 OTHERWISE, NO_ROOM = -1, -2
-"""What `encode_fields` returns where the fields are to be coded in another way, or `out` is too small."""
-NARROW_BITS = 16
-"""Bits of the widest field whose words are counted."""
+"""What there is in place of a code where a literal is to be coded in another way, or `out` is too small."""
+NARROW_BITS, MIDDLE_BITS = 16, 32
+"""Bits of the widest words in two and in four bytes. Those in two are counted."""
 _SPARSE = 4  # a field of fewer words than one in so many of its values is sorted rather than counted in a table
 
 
@@ -112,7 +110,7 @@ def packed_bits(n_bytes: Any, width_bits: Any, n_words: Any) -> Any:
 
 
 @inlined
-def _put_bytes(out: Any, at: Any, part: Any, n_bytes: Any) -> Any:
+def put_bytes(out: Any, at: Any, part: Any, n_bytes: Any) -> Any:
     """Copy the first bytes of `part`; return the byte after them."""
     copy_bytes(out, np.int64(at), part, np.int64(0), np.int64(n_bytes))
     return at + n_bytes
@@ -141,8 +139,8 @@ def choose_narrow(
         Code of an encoding, or `UNDECIDED`: then the one that `operators.literals.profile.choose` takes.
     symbols, counts : int64 arrays, shape (m,)
         Of `count_live`.
-    traits : int64 array
-        Of `encode_fields`.
+    traits : int64 array, shape (3,)
+        Of as many words: Huffman streams; lanes of rANS; one part of how many rANS has to save, 0 for none.
     lengths, frequencies, levels : int64 arrays, shape (m,)
         Lengths are set for Huffman codes, the others for rANS.
     table : uint8 array, shape (8 * m + 17,)
@@ -177,7 +175,7 @@ def choose_narrow(
         made = size + 4 * lanes + 2 + ((word_bits + (word_bits >> 12) + 7) >> 3)
         if made < most or not undecided:
             code, n_bytes, table_bytes, bits = RANS, made, size, found
-            _put_bytes(table, 0, other, size)
+            put_bytes(table, 0, other, size)
     return code, n_bytes, table_bytes, bits
 
 
@@ -185,7 +183,7 @@ def choose_narrow(
 def put_packed(words: NDArray[np.uint16], width_bits: int, out: NDArray[np.uint8]) -> None:
     """Pack words of up to 16 bits, as `operators.kernels.bits.pack` does."""
     if width_bits == 16:
-        _put_bytes(out, 0, words.view(np.uint8), out.size)
+        put_bytes(out, 0, words.view(np.uint8), out.size)
     elif width_bits:
         done = pack_u16(words.view(np.uint8), width_bits, out)
         if done < words.size:
@@ -193,9 +191,12 @@ def put_packed(words: NDArray[np.uint16], width_bits: int, out: NDArray[np.uint8
 
 
 @kernel("out")
-def put_wide(words: NDArray[np.uint64], width_bits: int, out: NDArray[np.uint8]) -> None:
+def put_wide(words: NDArray[Any], width_bits: int, out: NDArray[np.uint8]) -> None:
     """As `put_packed` for wider words."""
     done = 0
+    if width_bits == 8 * words.itemsize:
+        put_bytes(out, 0, words.view(np.uint8), out.size)
+        return
     if 0 < width_bits <= 28:
         done = pack_u32(words, width_bits, out)
     if width_bits and done < words.size:
@@ -217,9 +218,12 @@ def put_huffman(
     table = np.empty(1 << width_bits, np.uint64)  # only words that occur are looked up
     huffman_table(symbols, lengths, codes, table)
     sizes = np.zeros(n_streams, np.int64)
-    scratch = np.empty(2 * words.size + 18 * STREAMS, np.uint8)
-    at = 2 * (n_streams - 1)
-    end = at + encode_block(words, table, out[at:], scratch, sizes)
+    scratch = np.empty(2 * min(words.size, BLOCK_WORDS) + 18 * STREAMS, np.uint8)
+    end = np.int64(2 * (n_streams - 1))
+    for first in range(0, n_streams, STREAMS):
+        start = first // STREAMS * BLOCK_WORDS
+        block = words[start : min(start + BLOCK_WORDS, words.size)]
+        end += encode_block(block, table, out[end:], scratch, sizes[first : min(first + STREAMS, n_streams)])
     for k in range(n_streams - 1):
         out[2 * k] = sizes[k] & 255
         out[2 * k + 1] = sizes[k] >> 8
@@ -248,7 +252,7 @@ def put_rans(
     for j in range(lanes):
         for k in range(4):
             out[4 * j + k] = np.uint8((states[j] >> np.uint64(8 * k)) & np.uint64(255))
-    _put_bytes(out, 4 * lanes, scratch[start:], scratch.size - start)
+    put_bytes(out, 4 * lanes, scratch[start:], scratch.size - start)
     return n_bytes
 
 
@@ -256,14 +260,34 @@ def put_rans(
 def code_narrow(
     narrow: NDArray[np.uint16], width_bits: int, wanted: int, traits: NDArray[np.int64], out: NDArray[np.uint8], at: int
 ) -> tuple[int, int]:
-    """Write the payload of a field of up to 16 bits to byte `at` of `out`; return its code and its bytes.
+    """Write the payload of words of up to 16 bits to byte `at` of `out`; return its code and its bytes.
 
-    Parameters as in `encode_fields`, and what that returns in place of a code.
+    Parameters
+    ----------
+    narrow : uint16 array
+        The words, as many as a run of rANS has at most.
+    width_bits : int
+    wanted : int
+        As for `choose_narrow`.
+    traits : int64 array, shape (3,)
+        As for `choose_narrow`.
+    out : uint8 array
+        None of its bytes if only what would be written is asked for; payloads of Huffman codes and rANS are then as
+        planned.
+    at : int
+
+    Returns
+    -------
+    (int, int)
+        `OTHERWISE` in place of a code where LZ is to be tried or an encoding does not apply, `NO_ROOM` where `out` is
+        too small.
     """
     n = narrow.size
     most = min(n, 1 << width_bits)
     symbols, counts = np.empty(most, np.int64), np.empty(most, np.int64)
     m = 1
+    if wanted == UNDECIDED and n > BLOCK_WORDS:
+        return OTHERWISE, 0  # LZ is tried on the first block
     if wanted == RAW or wanted == BITPACK:
         symbols[0], counts[0] = np.int64(narrow.max()), n
     else:
@@ -287,7 +311,7 @@ def code_narrow(
     if table_bytes == 0:
         put_packed(narrow, packed_bits(n_bytes, width_bits, n), out[at : at + n_bytes])
         return code, n_bytes
-    start = _put_bytes(out, at, table, table_bytes)
+    start = put_bytes(out, at, table, table_bytes)
     made = 0
     if code == RANS:
         made = put_rans(narrow, width_bits, symbols, frequencies, bits, traits[1], out[start:])
@@ -297,17 +321,15 @@ def code_narrow(
 
 
 @kernel("out")
-def code_wide(
-    words: NDArray[np.uint64], width_bits: int, wanted: int, out: NDArray[np.uint8], at: int
-) -> tuple[int, int]:
-    """As `code_narrow` for a wider field."""
+def code_wide(words: NDArray[Any], width_bits: int, wanted: int, out: NDArray[np.uint8], at: int) -> tuple[int, int]:
+    """As `code_narrow` for wider words."""
     n = words.size
     may_be_raw = width_bits == 32 or width_bits == 64
     if wanted >= HUFFMAN or (wanted == RAW and not may_be_raw):
         return OTHERWISE, 0
-    if wanted == UNDECIDED and repeats(words, WIDE_WINDOW):
+    if wanted == UNDECIDED and (n > BLOCK_WORDS or repeats(words, WIDE_WINDOW)):
         return OTHERWISE, 0
-    largest = words.max()
+    largest = np.uint64(words.max())
     packed = bit_length(np.int64(largest >> np.uint64(1))) + (1 if largest else 0)
     code, n_bytes = BITPACK, (n * packed + 7) >> 3
     raw_bytes = n * width_bits >> 3
@@ -319,95 +341,6 @@ def code_wide(
         return NO_ROOM, 0
     put_wide(words, packed_bits(n_bytes, width_bits, n), out[at : at + n_bytes])
     return code, n_bytes
-
-
-@inlined
-def _cut(words: Any, word_bytes: Any, shift: Any, width_bits: Any, out: Any) -> None:
-    """Cut a narrow field out of words of any width."""
-    if word_bytes == 1:
-        split_field(words, shift, width_bits, out)
-    elif word_bytes == 2:
-        split_field(words.view(np.uint16), shift, width_bits, out)
-    elif word_bytes == 4:
-        split_field(words.view(np.uint32), shift, width_bits, out)
-    else:
-        split_field(words.view(np.uint64), shift, width_bits, out)
-
-
-@kernel("found", "out")
-def encode_fields(
-    words: NDArray[np.uint8],
-    word_bytes: int,
-    shifts: NDArray[np.int64],
-    widths: NDArray[np.int64],
-    wanted: NDArray[np.int64],
-    traits: NDArray[np.int64],
-    head: NDArray[np.uint8],
-    places: NDArray[np.int64],
-    digest: NDArray[np.uint8],
-    found: NDArray[np.int64],
-    out: NDArray[np.uint8],
-) -> int:
-    """Write the record of a program of bit fields; return the byte of `out` where it starts.
-
-    Parameters
-    ----------
-    words : uint8 array
-        The bytes of 1 to `BLOCK_WORDS` words of `word_bytes`.
-    shifts, widths, wanted : int64 arrays, shape (k,)
-        Of each field its lowest bit, its bits, and the code of its encoding or `UNDECIDED`.
-    traits : int64 array, shape (3,)
-        Of as many words: Huffman streams; lanes of rANS; one part of how many rANS has to save, 0 for none.
-    head : uint8 array
-        The record up to its program and with it.
-    places : int64 array, shape (k,)
-        Where the codes of the encodings are in it.
-    digest : uint8 array, shape (32,)
-    found : int64 array, shape (2 * k + 1,)
-        Set to the codes of the encodings, the bytes of the payloads, and the end of the record.
-    out : uint8 array
-        None of its bytes if only `found` is asked for; payloads of Huffman codes and rANS are then as planned.
-
-    Returns
-    -------
-    int
-        `OTHERWISE` where LZ is to be tried or an encoding does not apply, `NO_ROOM` where `out` is too small.
-    """
-    k = shifts.size
-    n = words.size // word_bytes
-    first = head.size + MOST_BYTES * k + digest.size
-    at = first
-    if 0 < out.size < first:
-        return NO_ROOM
-    narrow = np.empty(n, np.uint16)
-    for f in range(k):
-        if widths[f] <= NARROW_BITS:
-            _cut(words, word_bytes, shifts[f], widths[f], narrow)
-            code, n_bytes = code_narrow(narrow, widths[f], wanted[f], traits, out, at)
-        else:
-            wide = np.empty(n, np.uint64)
-            if word_bytes == 4:
-                split_field(words.view(np.uint32), shifts[f], widths[f], wide)
-            else:
-                split_field(words.view(np.uint64), shifts[f], widths[f], wide)
-            code, n_bytes = code_wide(wide, widths[f], wanted[f], out, at)
-        if code < 0:
-            return code
-        found[f], found[k + f] = code, n_bytes
-        at += n_bytes
-    found[2 * k] = at
-    if out.size == 0:
-        return 0
-    head_bytes = head.size + digest.size
-    for f in range(k):
-        head_bytes += (bit_length(found[k + f] | 1) + 6) // 7
-    first -= head_bytes
-    at = _put_bytes(out, first, head, head.size)
-    for f in range(k):
-        out[first + places[f]] = found[f]
-        at = put_varint(out, at, found[k + f])
-    _put_bytes(out, at, digest, digest.size)
-    return first
 
 
 @inlined
@@ -453,7 +386,12 @@ def take_huffman(payload: NDArray[np.uint8], width_bits: int, n_streams: int, wo
         longest = max(longest, lengths[i])
     single = np.empty(1 << longest, np.uint32)
     single_table(symbols, lengths, codes, single)
-    return decode_singles(payload, starts, single, words) == 0
+    for first in range(0, n_streams, STREAMS):
+        start = first // STREAMS * BLOCK_WORDS
+        block = words[start : min(start + BLOCK_WORDS, words.size)]
+        if decode_singles(payload, starts[first : min(first + STREAMS, n_streams) + 1], single, block):
+            return False
+    return True
 
 
 @kernel("words")
@@ -492,7 +430,7 @@ def take_rans(payload: NDArray[np.uint8], width_bits: int, lanes: int, words: ND
 def take_narrow(
     payload: NDArray[np.uint8], width_bits: int, code: int, traits: NDArray[np.int64], narrow: NDArray[np.uint16]
 ) -> bool:
-    """Decode a field of up to 16 bits; return whether `payload` can be that of one."""
+    """Decode words of up to 16 bits; return whether `payload` can be that of a literal of them."""
     n = narrow.size
     if code == HUFFMAN:
         return take_huffman(payload, width_bits, traits[0], narrow)
@@ -500,7 +438,7 @@ def take_narrow(
         return take_rans(payload, width_bits, traits[1], narrow)
     packed = _packed_bits(payload, width_bits, n, code)
     if packed == 16:
-        _put_bytes(narrow.view(np.uint8), 0, payload, 2 * n)
+        put_bytes(narrow.view(np.uint8), 0, payload, 2 * n)
     elif packed > 0:
         done = unpack_u16(payload, packed, narrow.view(np.uint8))
         if done < n:
@@ -512,10 +450,12 @@ def take_narrow(
 
 
 @kernel("words")
-def take_wide(payload: NDArray[np.uint8], width_bits: int, code: int, words: NDArray[np.uint64]) -> bool:
-    """As `take_narrow` for a wider field."""
+def take_wide(payload: NDArray[np.uint8], width_bits: int, code: int, words: NDArray[Any]) -> bool:
+    """As `take_narrow` for wider words."""
     packed = _packed_bits(payload, width_bits, words.size, code)
-    if packed > 0:
+    if packed == 8 * words.itemsize:
+        put_bytes(words.view(np.uint8), 0, payload, payload.size)
+    elif packed > 0:
         done = 0
         if packed <= 56:
             done = unpack_wide(payload, packed, words)
@@ -525,75 +465,3 @@ def take_wide(payload: NDArray[np.uint8], width_bits: int, code: int, words: NDA
         for i in range(words.size):
             words[i] = 0
     return packed >= 0
-
-
-@inlined
-def _join(field: Any, shift: Any, word_bytes: Any, out: Any) -> None:
-    """Put a narrow field into words of any width."""
-    if word_bytes == 1:
-        join_field(field, shift, out)
-    elif word_bytes == 2:
-        join_field(field, shift, out.view(np.uint16))
-    elif word_bytes == 4:
-        join_field(field, shift, out.view(np.uint32))
-    else:
-        join_field(field, shift, out.view(np.uint64))
-
-
-@kernel("out")
-def decode_fields(
-    record: NDArray[np.uint8],
-    start: int,
-    digest_bytes: int,
-    word_bytes: int,
-    shifts: NDArray[np.int64],
-    widths: NDArray[np.int64],
-    codes: NDArray[np.int64],
-    traits: NDArray[np.int64],
-    out: NDArray[np.uint8],
-) -> int:
-    """Decode a record of `encode_fields`; return where its digest starts, or -1 where it is not one.
-
-    Parameters
-    ----------
-    record : uint8 array
-        All of it, of any content: nothing beyond it is read.
-    start : int
-        Where its program ends.
-    digest_bytes, word_bytes : int
-    shifts, widths, codes, traits
-        As in `encode_fields`, no encoding undecided.
-    out : uint8 array
-        The bytes of the words, one block at most; nothing beyond it is written.
-    """
-    k = shifts.size
-    n = out.size // word_bytes
-    sizes = np.empty(k, np.int64)
-    at = np.int64(start)
-    total = np.int64(digest_bytes)
-    for f in range(k):
-        sizes[f], at = take_varint(record, at)
-        if sizes[f] < 0:
-            return -1
-        total += sizes[f]
-    if at + total != record.size:
-        return -1
-    digest_at = at
-    at += digest_bytes
-    narrow = np.empty(n, np.uint16)
-    for f in range(k):
-        payload = record[at : at + sizes[f]]
-        at += sizes[f]
-        if widths[f] <= NARROW_BITS:
-            good = take_narrow(payload, widths[f], codes[f], traits, narrow)
-            _join(narrow, shifts[f], word_bytes, out)
-        else:
-            wide = np.empty(n, np.uint64)
-            good = take_wide(payload, widths[f], codes[f], wide)
-            if word_bytes == 4:
-                join_field(wide, shifts[f], out.view(np.uint32))
-            else:
-                join_field(wide, shifts[f], out.view(np.uint64))
-        if not good:
-            return -1
-    return digest_at
