@@ -214,7 +214,7 @@ class LzProbe:
         probe = self._judge(_COMPRESSORS.fast, words, stream, PROBE_PIECES, PROBE_BYTES)
         if probe >= literal_q8 - literal_q8 // PROBE_GAIN:
             return None
-        return self._judge(compressor_of(stream.n_bytes), words, stream, FAIR_PIECES, FAIR_BYTES)
+        return self._judge(compressor_of(stream), words, stream, FAIR_PIECES, FAIR_BYTES)
 
     def has_matches(self, words: Words) -> bool:
         """Return whether words repeat others, as far as the fastest search tells: a tenth of the time of a probe."""

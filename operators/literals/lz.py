@@ -35,6 +35,9 @@ Measured on what LZ wins of real checkpoints: 80 ns a byte for the smallest, the
 to 8 % fewer bytes with the next better strategies and 4 to 10 times as long. As the parts above, revisions of the
 writer may change them.
 """
+_LONG_MATCH = 7
+"""Bytes of the shortest match in large literals of single bytes. Weights repeat a few of them by chance, and to say
+where takes more than to code them: with matches of 4 bytes the same literals take 4 % more, and 3 times as long."""
 _READ_BYTES = 128 << 10
 
 
@@ -68,9 +71,9 @@ class LzTrial:
                 return
             n_bytes = self._stream.n_bytes
             if words.size == self._stream.n_words:
-                self._parts.append(compressor_of(n_bytes).compress(data))
+                self._parts.append(compressor_of(self._stream).compress(data))
                 return
-            self._compressor = _new_compressor(n_bytes).compressobj(size=n_bytes)  # other literals come between
+            self._compressor = _new_compressor(self._stream).compressobj(size=n_bytes)  # other literals come between
         if self._compressor is not None:
             self._parts.append(self._compressor.compress(data))
             self._made_bytes += len(self._parts[-1])
@@ -106,33 +109,41 @@ class _Compressors(threading.local):
 
     def __init__(self) -> None:
         self.trial = zstandard.ZstdCompressor(level=_TRIAL_LEVEL)
-        self.of_kinds: dict[int, zstandard.ZstdCompressor] = {}
+        self.of_kinds: dict[tuple[int, bool], zstandard.ZstdCompressor] = {}
 
 
 _COMPRESSORS = _Compressors()
 
 
-def compressor_of(n_bytes: int) -> zstandard.ZstdCompressor:
-    """Return the compressor of this thread for literals of `n_bytes`. One literal at a time: it has one state."""
-    most = next(most for most, _ in _KINDS if n_bytes <= most)
-    compressor = _COMPRESSORS.of_kinds.get(most)
+def _kind_of(stream: Stream) -> tuple[int, bool]:
+    """Return the most bytes of literals that are searched as `stream` is, and whether for long matches alone."""
+    most = next(most for most, _ in _KINDS if stream.n_bytes <= most)
+    return most, stream.width_bits <= 8
+
+
+def compressor_of(stream: Stream) -> zstandard.ZstdCompressor:
+    """Return the compressor of this thread for literals like `stream`. One literal at a time: it has one state."""
+    kind = _kind_of(stream)
+    compressor = _COMPRESSORS.of_kinds.get(kind)
     if compressor is None:
-        compressor = _COMPRESSORS.of_kinds[most] = _new_compressor(n_bytes)
+        compressor = _COMPRESSORS.of_kinds[kind] = _new_compressor(stream)
     return compressor
 
 
-def _new_compressor(n_bytes: int) -> zstandard.ZstdCompressor:
+def _new_compressor(stream: Stream) -> zstandard.ZstdCompressor:
     """Return a compressor that makes its window and tables as small as the literal allows.
 
     Matches have four bytes and more, but in the smallest: words of 32 bits that repeat one at a time are worth finding.
     """
-    kind = next(kind for most, kind in _KINDS if n_bytes <= most)
+    most, is_bytes = _kind_of(stream)
+    kind = dict(_KINDS)[most]
+    min_match = _LONG_MATCH if kind is _FAST and is_bytes else 4
     parameters = zstandard.ZstdCompressionParameters(
         window_log=MAX_WINDOW_LOG,
         write_content_size=True,
         write_checksum=False,
         write_dict_id=False,
-        **{"min_match": 4, **kind},
+        **{"min_match": min_match, **kind},
     )
     return zstandard.ZstdCompressor(compression_params=parameters)
 

@@ -343,10 +343,11 @@ def test_lz_writes_the_same_whatever_it_wrote_before() -> None:
     """Compressors of a thread are used again, those of literals that come in blocks are not."""
     rng = np.random.default_rng(2)
     texts = [rng.integers(0, 1 + seed % 5, 20 << seed % 13).astype(np.uint8).tobytes() * 3 for seed in range(26)]
-    first = [lz.compressor_of(len(text)).compress(text) for text in texts]
+    streams = [Stream(8, len(text)) if seed % 2 else Stream(9, len(text) // 2) for seed, text in enumerate(texts)]
+    first = [lz.compressor_of(stream).compress(text) for stream, text in zip(streams, texts, strict=True)]
     for index in rng.permutation(len(texts)):
-        text, n_bytes = texts[index], len(texts[index])
-        made = lz.compressor_of(n_bytes).compress(text), lz._new_compressor(n_bytes).compress(text)
+        text, stream = texts[index], streams[index]
+        made = lz.compressor_of(stream).compress(text), lz._new_compressor(stream).compress(text)
         assert made == (first[index], first[index])
 
 
