@@ -31,7 +31,7 @@ from pipeline.segments import Segment
 from pipeline.store import Buffers, Room, SourceStore, Store, open_source, open_store
 from synth.options import SearchOptions
 from synth.prior import Prior
-from synth.roles import Recalled, Roles
+from synth.roles import Recalled, Roles, smallest
 from synth.synthesis import Synthesis, synthesise
 
 Read = tuple[Row, memoryview]
@@ -168,33 +168,19 @@ class Encoder:
         rows, columns = shape_of(row, words)
         row_words = columns if rows > 1 else 0
         recalled = self._roles.recall(row.tensor, words, row.dtype, row_words)
-        if recalled is not None:
-            encoded = self._encoded(recalled.program, words, digest)
-            if encoded is not None and not recalled.is_missed(encoded.body_bytes):
-                self._found = recalled
+        for one in () if recalled is None else (recalled, *recalled.others):
+            encoded = self._encoded(one.program, words, digest)
+            if encoded is not None and not one.is_missed(encoded.body_bytes):
+                self._found = one
                 return encoded, 0
         found = self._found = self._roles.search(words, row.dtype, rows, columns)
         encoded = self._encoded(found.program, words, digest)
         if found.expansions and (encoded is None or found.is_missed(encoded.body_bytes)):
-            found, encoded = self._smallest(found, encoded, words, digest)
+            found, encoded = smallest(found, encoded, words, lambda program: self._encoded(program, words, digest))
             self._found = found
         if encoded is not None and words.size:
             self._roles.remember(row.tensor, words, row.dtype, row_words, found, encoded)
         return encoded, found.expansions
-
-    def _smallest(
-        self, found: Synthesis, encoded: Encoded | None, words: Words, digest: bytes
-    ) -> tuple[Synthesis, Encoded | None]:
-        """Return the first finalist that takes what it promised, or the smallest; further segments follow it."""
-        best = None if encoded is None else replace(encoded, record=bytes(encoded.record))
-        chosen = found
-        for other in found.others():
-            tried = self._encoded(other.program_for(words), words, digest)
-            if tried is not None and (best is None or tried.body_bytes < best.body_bytes):
-                best, chosen = replace(tried, record=bytes(tried.record)), other
-                if not other.is_missed(tried.body_bytes):
-                    break  # those that follow were expected to be larger
-        return chosen, best
 
     def _encoded(self, program: Node, words: Words, digest: bytes) -> Encoded | None:
         """Return the record of `program`, or None where it does not fit `words` or a limit of the format."""

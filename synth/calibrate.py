@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from operators.words import Words
 from synth.hole import Edge, Hole, Setting
 from synth.options import SearchOptions
 from synth.prior import Evidence, Prior, Remembered
-from synth.roles import MAX_KNOWN, remembered_as, role_of, written
+from synth.roles import MAX_KNOWN, remembered_as, role_of, smallest, written
 from synth.search import Search
 from synth.synthesis import Synthesis, finish
 from synth.template import Template
@@ -70,6 +71,8 @@ def calibrate(samples: Sequence[TensorSample], options: SearchOptions, base: Pri
             role = role_of(sample.name, sample.words, sample.dtype, columns)
             known = programs.setdefault(role, ())
             encoded = written(found.program, sample.words)
+            if encoded is None or found.is_missed(encoded.body_bytes):
+                found, encoded = smallest(found, encoded, sample.words, partial(written, words=sample.words))
             if encoded is not None and len(known) < MAX_KNOWN:
                 remembered = remembered_as(found, sample.words, columns, encoded)
                 if remembered.program not in [one.program for one in known]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,11 +59,14 @@ class Recalled:
         What it would take if it did as well as before.
     found : Synthesis or None
         The search of the other, where the program has to be fitted to words.
+    others : tuple of Recalled
+        Programs of more tensors of the role, to be written before the tensor is searched.
     """
 
     program: Node
     expected_bits: int
     found: Synthesis | None = None
+    others: tuple[Recalled, ...] = ()
 
     def program_for(self, words: Words) -> Node:
         """Return the program for other words of the same tensor: one of its segments."""
@@ -136,10 +140,15 @@ class Roles:
             if constant is not None:
                 return Recalled(constant, 0)
             return _recalled(_TEXT, None, words) if _is_text(words, dtype) else None
+        if words.size > SMALL_WORDS:
+            last, found = known[-1]  # the one that was found last is the likeliest
+            settled = {
+                one.program: one for one, search in known[-2::-1] if search is None and one.program != last.program
+            }
+            others = tuple(_recalled(one, None, words) for one in settled.values())
+            return replace(_recalled(last, found, words), others=others)
         recalled = [_recalled(remembered, found, words) for remembered, found in reversed(known)]
-        if len(recalled) == 1 or words.size > SMALL_WORDS:
-            return recalled[0]  # the last one that was found
-        return self._smallest(recalled, words)
+        return recalled[0] if len(recalled) == 1 else self._smallest(recalled, words)
 
     def _smallest(self, recalled: list[Recalled], words: Words) -> Recalled:
         """Return the program that takes the fewest bytes of small `words`.
@@ -181,6 +190,32 @@ def written(program: Node, words: Words) -> Encoded | None:
         return encode(program, words)
     except DamageError:
         return None
+
+
+def smallest(
+    found: Synthesis, encoded: Encoded | None, words: Words, write: Callable[[Node], Encoded | None]
+) -> tuple[Synthesis, Encoded | None]:
+    """Return the first finalist that takes what it promised, or the smallest; further segments follow it.
+
+    Parameters
+    ----------
+    found : Synthesis
+        A search that its sample has misled (`Synthesis.is_missed`).
+    encoded : Encoded or None
+        What its program gives.
+    words : Words
+    write : callable
+        Returns what another program gives; what it gave before may be lost then.
+    """
+    best = None if encoded is None else replace(encoded, record=bytes(encoded.record))
+    chosen = found
+    for other in found.others():
+        tried = write(other.program_for(words))
+        if tried is not None and (best is None or tried.body_bytes < best.body_bytes):
+            best, chosen = replace(tried, record=bytes(tried.record)), other
+            if not other.is_missed(tried.body_bytes):
+                break  # those that follow were expected to be larger
+    return chosen, best
 
 
 def _constant(words: Words) -> Node | None:
