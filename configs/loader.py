@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 INTERPRETER_BYTES = 256 << 20
 """Resident memory of a worker that holds nothing yet: the interpreter, numpy, compiled kernels, a store."""
-MIN_MEMORY_BYTES = INTERPRETER_BYTES + 2 * SEGMENT_BYTES + RECORD_BYTES + 2 * SEGMENT_BYTES + SCRATCH_FIXED_BYTES
-"""A segment as read and as decoded, its record, and the scratch that the format allows a program."""
+MIN_MEMORY_BYTES = INTERPRETER_BYTES + 3 * SEGMENT_BYTES + RECORD_BYTES + 2 * SEGMENT_BYTES + SCRATCH_FIXED_BYTES
+"""A segment as read and as decoded, the next one, its record, and the scratch that the format allows a program."""
 TASK_MEMORY_BYTES = SEGMENT_BYTES + RECORD_BYTES
 """What a task holds that waits for its turn to compute or for its store: segments as read, or records."""
 

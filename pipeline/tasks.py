@@ -7,9 +7,9 @@ what is stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, cycle, islice
 from threading import Lock
 
 import numpy as np
@@ -21,6 +21,7 @@ from operators.limits import RECORD_BYTES, SEGMENT_BYTES
 from operators.program import Literal, Node
 from operators.run import Encoded, digest_of, encode, execute
 from operators.words import Bytes, Words, dtype_of, words_of
+from pipeline.ahead import ahead
 from pipeline.commit import adopt_receipt, find_receipt
 from pipeline.executors import may_retry
 from pipeline.meters import timed
@@ -204,9 +205,9 @@ class Encoder:
 class TaskWorker:
     """Runs tasks of one run against open stores.
 
-    Called from several threads it works on as many tasks, and encodes one of them: while one is encoded, the next is
-    read and hashed, and the last is hashed, written and stored. A worker so keeps one CPU at work, whatever the stores
-    take.
+    Called from several threads it works on as many tasks, and encodes one of them: while one is encoded, its next
+    segments and the first of the next task are read and hashed, and the last task is hashed, written and stored. A
+    worker so keeps one CPU at work, whatever the stores take.
 
     Parameters
     ----------
@@ -225,6 +226,8 @@ class TaskWorker:
         self._scratch_dir = scratch_dir
         self._encoding = Lock()
         self._idle: list[_Memory] = []
+        self._ahead = Room()
+        """Of the task that is encoded: its next window is read into it."""
 
     def __call__(self, task: Task) -> Receipt:
         """Store `task` unless it is stored already.
@@ -241,11 +244,11 @@ class TaskWorker:
         memory.grow(max((segment.n_bytes for part in task.parts for segment in part.segments), default=0), task.n_bytes)
         failures: dict[str, ArchiveError] = {}
         with PackSpool(self._archive, self._scratch_dir, memory.records) as pack:
-            windows = self._windows(task, memory.source, failures)
+            windows = self._windows(task, cycle((memory.source, self._ahead)), failures)
             first = list(islice(windows, 1))  # is read while another task is encoded
             with self._encoding:
                 self._encoder.start()
-                rows = self._stored(pack, chain(first, windows), task.candidates)
+                rows = self._stored(pack, ahead(window for window in chain(first, windows)), task.candidates)
                 alarms = tuple(self._encoder.alarms)
             # A file that failed midway has no rows; what it left in the pack may serve others.
             rows = [row for row in rows if row.file not in failures]
@@ -265,12 +268,12 @@ class TaskWorker:
             rows = adopt_receipt(self._archive, self._run, task, rows)
         return Receipt(rows, False, alarms, tuple(failures.items()))
 
-    def _windows(self, task: Task, room: Room, failures: dict[str, ArchiveError]) -> Iterator[list[Read]]:
-        """Yield segments as they are read, with their digests; a window lasts until the next one is asked for."""
+    def _windows(self, task: Task, rooms: Iterator[Room], failures: dict[str, ArchiveError]) -> Generator[list[Read]]:
+        """Yield segments as they are read, with their digests; a window lasts as long as its room is not used again."""
         for part in task.parts:
             rows = iter(part.rows(task.ordinal))
             try:
-                for window in read_segments(self._source, part, room):
+                for window in read_segments(self._source, part, rooms):
                     yield [(replace(next(rows), digest=digest_of(data)), data) for data in window]
             except StoreError as error:
                 if may_retry(error):
@@ -330,20 +333,19 @@ def record_room(n_bytes: int) -> int:
     return min(n_bytes + RECORD_SLACK_BYTES, RECORD_BYTES)
 
 
-def read_segments(source: SourceStore, part: Part, room: Room | None = None) -> Iterator[Buffers]:
-    """Yield the bytes of the segments of a part, neighbours together; with `room` they last until the next yield."""
+def read_segments(source: SourceStore, part: Part, rooms: Iterator[Room]) -> Iterator[Buffers]:
+    """Yield the bytes of the segments of a part, neighbours together, each time in the next of `rooms`."""
     window: list[tuple[int, int]] = []
     for segment in part.segments:
         if window and segment.end_bytes - window[0][0] > READ_BYTES:
-            yield _read(source, part, window, room)
+            yield _read(source, part, window, next(rooms))
             window = []
         window.append((segment.offset_bytes, segment.end_bytes))
-    yield _read(source, part, window, room)
+    yield _read(source, part, window, next(rooms))
 
 
-def _read(source: SourceStore, part: Part, window: list[tuple[int, int]], room: Room | None) -> Buffers:
-    if room is not None:
-        room.clear()
+def _read(source: SourceStore, part: Part, window: list[tuple[int, int]], room: Room) -> Buffers:
+    room.clear()
     with timed("read"):
         return source.get_ranges(part.info, window, room)
 

@@ -217,7 +217,7 @@ def test_a_config_travels_between_processes() -> None:
 
 @pytest.mark.parametrize(
     ("memory", "in_flight", "at_once"),
-    [("641MiB", 2, 1), ("768MiB", 2, 1), ("1GiB", 2, 2), ("1GiB", 1, 1), ("4GiB", 9, 9)],
+    [("705MiB", 2, 1), ("768MiB", 2, 1), ("1GiB", 2, 2), ("1GiB", 1, 1), ("4GiB", 9, 9)],
 )
 def test_memory_limits_how_many_tasks_are_begun(memory: str, in_flight: int, at_once: int) -> None:
     run = load_run(None, [f"run.memory_bytes={memory}", f"run.tasks_in_flight={in_flight}"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
@@ -13,12 +16,17 @@ from operators.program import LIT, Node, parse
 from operators.registry import OPERATORS_BY_NAME
 from operators.run import Encoded, digest_of, encode, execute
 from operators.words import Words
+from pipeline import tasks
+from pipeline.plan import make_plan
 from pipeline.rows import Row
-from pipeline.tasks import Encoder, search_words, segment_words
+from pipeline.segments import opaque
+from pipeline.store import Buffers, ObjectInfo, Room, taken
+from pipeline.tasks import Encoder, TaskWorker, search_words, segment_words
 from synth.learn import OPTIONS
 from synth.prior import Prior
 from synth.template import RAW
 from tests.cases import noise
+from tests.memory_store import MemoryStore
 
 ROW = Row("a", 0, 1, "t", "U8", None, 0, 1, 1, 1, "safetensors", None, 0)
 BITS = Node(OPERATORS_BY_NAME["merge"].from_params((1,) * 64), (LIT,) * 64)
@@ -98,3 +106,35 @@ def test_a_record_of_other_words_is_an_alarm(n_words: int, monkeypatch: pytest.M
     encoded, _ = encoder.record(row, data)
     assert encoder.alarms == [row.where]
     assert execute(encoded.record).tobytes() == data
+
+
+def test_what_follows_is_read_while_a_segment_is_encoded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The bytes that are encoded are never those of another window, and each next one is there when it is wanted."""
+    monkeypatch.setattr(tasks, "READ_BYTES", 1000)
+    data = noise(1, 10_000)
+    read = [Event() for _ in range(11)]
+
+    class Source(MemoryStore):
+        def get_ranges(self, info: ObjectInfo, ranges: Sequence[tuple[int, int]], room: Room | None = None) -> Buffers:
+            buffers = []
+            for start, stop in ranges:
+                buffer = taken(room, stop - start)
+                buffer[:] = data[start:stop]
+                buffers.append(buffer)
+            read[ranges[0][0] // 1000].set()
+            return buffers
+
+    read[10].set()
+    encoder = Encoder(OPTIONS, Prior.uniform())
+    record = encoder.record
+
+    def waits(row: Row, words: memoryview, out: NDArray[np.uint8] | None = None) -> tuple[Encoded, int]:
+        assert read[row.offset_bytes // 1000 + 1].wait(10)
+        assert digest_of(words) == row.digest
+        return record(row, words, out)
+
+    monkeypatch.setattr(encoder, "record", waits)
+    source, archive = Source({"a": data}), MemoryStore()
+    [task] = make_plan([source.head("a")], [opaque.layout(len(data), 1000)]).tasks
+    rows = TaskWorker(source, archive, "run", encoder, str(tmp_path))(task).rows
+    assert [row.digest for row in rows] == [digest_of(data[i : i + 1000]) for i in range(0, 10_000, 1000)]
