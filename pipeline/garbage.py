@@ -229,9 +229,18 @@ def collect(
 def _sweep(store: Store, key: str, floor_seconds: int, result: Collected, note: Callable[[str], None]) -> None:
     """Remove what the list `key` names and is still garbage, unless a commit has made the list void."""
     condemned = read_list(store, key)
-    begun = store.now()
     if not take(store, key):
         return
+    try:
+        _remove(store, condemned, floor_seconds, result, note)
+    finally:  # whoever failed removes no more; one that was killed leaves the list to a pass of the next day
+        retire(store, key)
+
+
+def _remove(
+    store: Store, condemned: set[str], floor_seconds: int, result: Collected, note: Callable[[str], None]
+) -> None:
+    begun = store.now()
     while store.now() - begun < SWEEP_SECONDS:
         marked = mark(store, floor_seconds)  # after the decision: whoever commits from now on knows of it
         victims = ((name, n_bytes) for name, n_bytes in marked.garbage.items() if name in condemned)
@@ -244,8 +253,7 @@ def _sweep(store: Store, key: str, floor_seconds: int, result: Collected, note: 
                 result.removed, result.removed_bytes = result.removed + 1, result.removed_bytes + n_bytes
                 note(name)
         else:
-            break
-    retire(store, key)
+            return
 
 
 def _batches(victims: Iterable[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:

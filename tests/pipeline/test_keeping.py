@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from operators.errors import ArchiveError, ArchiveNotFoundError, ConflictError, NotFoundError
+from operators.errors import ArchiveError, ArchiveNotFoundError, ConflictError, NotFoundError, StoreError
 from pipeline import archive, commit, garbage
 from pipeline.archive import checkpoints, load_manifest, load_snapshot, manifest_key, snapshot_key
 from pipeline.condemned import condemned_lists
@@ -34,10 +34,13 @@ class Vault(MemoryStore):
     """
 
     meanwhile: Callable[[], object] | None = None
+    dead: bool = False
     left_calls: int = -1
     seen: dict[str, int] = {}  # noqa: RUF012  # replaced, never changed
 
     def _called(self, verb: str, key: str) -> None:
+        if self.dead:
+            raise Killed
         super()._called(verb, key)
         action = self.meanwhile
         if action is not None:
@@ -57,7 +60,12 @@ class Vault(MemoryStore):
         try:
             yield
         finally:
-            self.meanwhile = None
+            self.meanwhile, self.dead = None, False
+
+    def die(self) -> None:
+        """End the process that made this call: it makes no more."""
+        self.dead = True
+        raise Killed
 
     def pass_hours(self, hours: int) -> None:
         self.clock += hours * HOUR
@@ -149,7 +157,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 3), call=st.integers(0, 40))
     def archive_killed(self, number: int, call: int) -> None:
-        with self.store.at_call(call, _die):
+        with self.store.at_call(call, self.store.die):
             self._try(lambda: night(self.store, SOURCES[number]))
 
     @rule(number=st.integers(0, 3), call=st.integers(0, 40), hours=st.sampled_from([0, 0, 23]))
@@ -167,7 +175,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(call=st.integers(0, 60))
     def collect_killed(self, call: int) -> None:
-        with self.store.at_call(call, _die):
+        with self.store.at_call(call, self.store.die):
             self._try(lambda: collect(self.store))
 
     @rule(number=st.integers(0, 3), call=st.integers(0, 60))
@@ -213,10 +221,6 @@ class Histories(RuleBasedStateMachine):
             action()
 
 
-def _die() -> None:
-    raise Killed
-
-
 HISTORIES = settings(
     max_examples=60, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
@@ -236,6 +240,29 @@ def test_a_collection_that_forgets_a_root_is_noticed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(garbage, "_commits", lambda store: commits(store)[1:])
     with pytest.raises((AssertionError, ArchiveError, KeyError)):
         run_state_machine_as_test(Histories, settings=settings(HISTORIES, phases=[Phase.generate]))
+
+
+def test_a_pass_that_fails_leaves_the_next_one_free_and_one_that_is_killed_does_not() -> None:
+    def fail() -> None:
+        raise StoreError("an answer", "none", "x")
+
+    store = abandoned()
+    store.log.clear()
+    collect(store)
+    first_removal = [verb for verb, _ in store.log].index("delete")
+    for stop, error in ((fail, StoreError), (None, Killed)):
+        store = abandoned()
+        with store.at_call(first_removal, stop or store.die), pytest.raises(error):
+            collect(store)
+        assert check_whole(store) == 1
+        if stop is None:
+            with pytest.raises(ConflictError, match="in a day"):
+                collect(store)
+            store.pass_hours(WAIT_HOURS)
+        assert collect(store).condemned
+        store.pass_hours(WAIT_HOURS)
+        assert collect(store).removed
+        assert collectable(store) == needed(store)
 
 
 # -- a collection and a commit at once ----------------------------------------------------------
