@@ -10,11 +10,14 @@ from itertools import product
 
 import numpy as np
 
-from operators.base import BLOCK_WORDS
+from operators.books import Book, Books
+from operators.fields import MOST_WORDS
 from operators.kernels.looks import look
+from operators.literals.scaled import Scaled
+from operators.literals.scaled_huffman import ScaledHuffman
 from operators.ops.partition import Partition
 from operators.program import LIT, Literal, Node, parse
-from operators.registry import CONDITIONED_BY_NAME, ENCODINGS_BY_NAME
+from operators.registry import ENCODINGS_BY_NAME
 from operators.run import encode, execute
 from operators.words import Words
 
@@ -36,12 +39,12 @@ PROGRAMS = {
 }
 """Fields that the words of each width are cut into by default, and zeros, rows and turns, as the words below have.
 
-Words of more than a block take another path than those of one."""
+Many words take another path than few."""
 
 
 def warm() -> None:
     """Compile or load the kernels of all encodings and of the usual fields, for writing and for reading."""
-    for (width_bits, texts), n_words in product(PROGRAMS.items(), (N_WORDS, BLOCK_WORDS + N_WORDS)):
+    for (width_bits, texts), n_words in product(PROGRAMS.items(), (N_WORDS, MOST_WORDS + N_WORDS)):
         words = np.arange(n_words, dtype=f"u{width_bits // 8}") % 5
         look(words, 0)
         # Named, so that also those run that five words in a row would not choose.
@@ -53,17 +56,21 @@ def warm() -> None:
                 continue
             _run(program, words)
     for width_bits, fraction_bits, low_bits in ((8, 2, 1), (16, 2, 5)):
-        for name in CONDITIONED_BY_NAME:
+        for name in (Scaled.name, ScaledHuffman.name):
             for signed in (0, 1, 2):
                 # Exponents around the middle: words that such an encoding makes smaller.
                 words = (np.arange(4096) % 7 + 8 << low_bits).astype(f"u{width_bits // 8}")
                 _run(Node(Literal(name, (16, low_bits, fraction_bits, signed, 2, 2))), words)
+    for width_bits, book_bits, text in ((8, 8, "{}"), (16, 12, "merge[12,4]({}, lit)")):
+        book = Book(book_bits, 0, bytes((1,)), 1)
+        words = (np.arange(4096) % 2).astype(f"u{width_bits // 8}")
+        _run(parse(text.format(f"fixed[{book.number},0]")), words, Books([book]))
 
 
-def _run(program: Node, words: Words) -> None:
-    encoded = encode(program, words)
+def _run(program: Node, words: Words, books: Books | None = None) -> None:
+    encoded = encode(program, words, books=books)
     assert encoded is not None, "these programs take these words"
-    execute(encoded.record)
+    execute(encoded.record, books)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operators.base import BLOCK_WORDS
+from operators.fields import MOST_WORDS
 from operators.kernels.alphabet import put_table, table_symbols, take_table
 from operators.kernels.bits import pack, packed_bytes, unpack
 from operators.kernels.cache import KernelCache, directories
@@ -269,8 +270,9 @@ def test_arrays_that_kernels_do_not_take(words: Any, tables: Any) -> None:
 def test_nothing_is_left_to_compile_after_warming(monkeypatch: pytest.MonkeyPatch) -> None:
     warm()
     monkeypatch.setattr(KernelCache, "load_overload", lambda self, types, _: pytest.fail(f"{self._name} of {types}"))
-    words = make_words("few", 16, 3 * BLOCK_WORDS, 1)
-    for text in ("lit", "merge[5,10,1](lit, lit, lit)", "merge[8,8](huffman, rans)", "merge[6,10](bitpack, lz)"):
+    texts = ("lit", "merge[5,10,1](lit, lit, lit)", "merge[8,8](huffman, rans)", "merge[6,10](bitpack, lz)")
+    for text, n_words in itertools.product(texts, (3 * BLOCK_WORDS, MOST_WORDS + 1)):
+        words = make_words("few", 16, n_words, 1)
         encoded = encode(parse(text), words)
         assert encoded is not None
         np.testing.assert_array_equal(execute(encoded.record), words)
