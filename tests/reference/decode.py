@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import zstandard
 from blake3 import blake3
 
-from tests.reference.records import Book, decode_record, need
+from tests.reference.bits import need
+from tests.reference.records import Book, decode_record
 
 COLUMNS = [
     *("file", "offset_bytes", "n_bytes", "tensor", "dtype", "shape", "row_start", "n_rows", "row_words", "n_tensors"),
