@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from pipeline.segments import Layout, Segment
 from pipeline.store import Buffers, ObjectInfo, Room, coalesce
 from tests.cases import bf16, noise, safetensors
 from tests.invariants import Watched
-from tests.memory_store import Killed, MemoryStore, reach
+from tests.memory_store import FaultyStore, Killed, MemoryStore, kill, reach
 from tests.pipeline.test_jobs import QUICK, Capture, Patch, Ran, files_of, objects_of, write
 
 PLAIN = ("--workers", "1", "--set", "synth.prior=uniform", "--set", "synth.budget=0", "--set", "task_bytes=64KiB")
@@ -324,6 +325,36 @@ def test_a_run_that_is_killed_and_loses_a_pack_of_its_base_ends_well(bench: Benc
     del bench.archive.objects[min(bench.packs)]
     bench.archived()
     assert main(["verify", "test://archive", "--snapshot", "source/2", "--workers", "1", "-q"]) == 0
+
+
+def test_a_night_that_is_killed_anywhere_ends_as_if_it_were_not(bench: Bench, monkeypatch: Patch) -> None:
+    """The plan, what is taken from the base and what moved between tasks are the same in the run that goes on."""
+    tensors = [noise(j, TENSOR_BYTES) for j in range(5)]
+    first = {"a.safetensors": file_of(*tensors), "b.bin": noise(8, 5000), "c.bin": noise(9, 5000)}
+    second = {
+        **first,
+        "b.bin": noise(10, 5000),
+        "d.safetensors": file_of(*tensors[1:4], *[noise(11, TENSOR_BYTES)] * 2),
+    }
+    second["e.safetensors"] = second["d.safetensors"]
+    bench.source.objects = first
+    bench.archived()
+    before = dict(bench.archive.objects)
+    bench.source.objects = second
+    content = bench.archived()["content"]
+    reached, call = True, 0
+    while reached:
+        store = MemoryStore(dict(before))
+        faulty = FaultyStore(store, call, after=call % 2 == 1, fault=kill)
+        reach(monkeypatch, {"test://source": bench.source, "test://archive": faulty})
+        with contextlib.suppress(Killed):
+            main(["archive", "test://source", "test://archive", *PLAIN, "-q"])
+        reach(monkeypatch, {"test://source": bench.source, "test://archive": store})
+        assert main(["archive", "test://source", "test://archive", *PLAIN, "-q"]) == 0
+        assert find_snapshot(store, "source/2").content == content
+        reached, call = faulty.reached, call + 3
+    assert call > 30
+    Watched(store).check(first, second)
 
 
 def test_what_is_taken_from_the_base_is_a_receipt(bench: Bench) -> None:
