@@ -77,6 +77,20 @@ def test_a_bar_holds_only_by_what_was_measured() -> None:
     assert {row[0]: row[3] for row in targets.table(results).rows}["size of minilm-bf16, default"] == "MISSED"
 
 
+def test_small_nets_are_compared_in_both_ways_that_zipnn_is_used() -> None:
+    results = Results({})
+    results.rows = [
+        Row("silero-f32", 1000, "brevis default", "ours", "segment", size=650, compress_s=1, verified=True),
+        Row("silero-f32", 1000, "ZipNN", "peer", "file", size=660, compress_s=0.25, verified=True),
+        Row("silero-f32", 1000, "ZipNN by tensor", "peer", "tensor", size=670, compress_s=2, verified=True),
+    ]
+    (table,) = [table for table in compared.tables(results) if "small tensors" in table.title]
+    assert table.rows == [["silero-f32", "0.25", "2.00", "", ""]]
+    holds = {name: holds for name, _, _, holds in targets._speed_bars(compared.View(results, with_archives=True))}
+    assert not holds["compress against ZipNN, many small tensors: silero-f32"]
+    assert holds["compress against ZipNN, many small tensors, each on its own: silero-f32"]
+
+
 def test_published_sizes_are_not_below_what_their_formats_need() -> None:
     tensors = read(path(FILE))
     n_bytes = sum(len(tensor.data) for tensor in tensors.values())
