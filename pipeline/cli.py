@@ -16,6 +16,7 @@ from pipeline import commands
 from pipeline.executors import collect_seldom
 from pipeline.report import Report
 from pipeline.store import absolute_url
+from pipeline.summary import DONE
 
 INTERRUPTED = 130
 Command = Callable[[argparse.Namespace, Report], int]
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of our output has gone, as in `brevis cat ... | head`: not a fault.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return commands.DONE
+        return DONE
 
 
 class _Stop(BaseException):

@@ -16,9 +16,7 @@ from pipeline.rebuild import LostRun, commit_lost, find_lost, lost_runs, rebuild
 from pipeline.report import Report, printable
 from pipeline.retention import Kept, Policy, decide_kept, expire, read_kept, revive
 from pipeline.store import Store, open_store
-from pipeline.summary import Failed
-
-DONE, FAILED_ITEMS = 0, 3
+from pipeline.summary import DONE, FAILED_ITEMS, Failed
 
 
 def prune(arguments: argparse.Namespace, run: Run, report: Report) -> int:

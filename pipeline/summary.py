@@ -10,6 +10,9 @@ from operators.errors import ArchiveError
 from pipeline.plan import Finding
 from pipeline.snapshots import Snapshot
 
+DONE, FAILED_ALL, FAILED_ITEMS, MISMATCH = 0, 1, 3, 4
+"""Exit codes of a command that came to its end; `operators.errors` has the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:

@@ -10,7 +10,7 @@ import pytest
 
 from operators import errors
 from pipeline.cli import INTERRUPTED, parser
-from pipeline.commands import DONE, FAILED_ITEMS, MISMATCH
+from pipeline.summary import DONE, FAILED_ITEMS, MISMATCH
 
 PAGES = [Path(__file__).parents[2] / name for name in ("deploy/runbook.md", "README.md", "deploy/README.md")]
 RUNBOOK = PAGES[0].read_text()

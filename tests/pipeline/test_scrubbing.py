@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from operators.run import execute
-from pipeline import commands, comparing, reading
+from pipeline import comparing, reading, verifying
 from pipeline.archive import find_snapshot, load_manifest
 from pipeline.packs import pack_key
 from pipeline.store import open_source
@@ -60,7 +60,7 @@ def test_all_snapshots_are_looked_at_and_what_they_share_once(archive: Path, cap
 
 def test_the_part_of_the_oldest_receipt_is_next(archive: Path, capsys: Capture, monkeypatch: Patch) -> None:
     moments = iter(range(1, 100))
-    monkeypatch.setattr(commands, "_stamp", lambda _: f"20260101T0000{next(moments):02d}Z")
+    monkeypatch.setattr(verifying, "_stamp", lambda _: f"20260101T0000{next(moments):02d}Z")
     whole = Ran(capsys, "verify", archive, "--all").json["verified"]
     seen = 0
     for number in (1, 2, 3, 1):
@@ -221,6 +221,7 @@ def test_damage_is_found_at_the_level_that_promises_it(
 
 def test_what_decodes_to_other_bytes_is_found_by_decoding(archive: Path, capsys: Capture, monkeypatch: Patch) -> None:
     """A record of the right digest that decodes wrongly, as a fault of a decoder would have it."""
+
     def faulty(record: memoryview, *, n_bytes: int, **named: Any) -> Any:
         wrong = bytearray(record)
         wrong[-1] ^= 1 if n_bytes == 5000 else 0

@@ -1,0 +1,184 @@
+"""The command ``verify``: which snapshots and parts are looked at, by whom, and what is told and left behind."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from configs.loader import Run
+from operators.errors import (
+    ArchiveNotFoundError,
+    DamageError,
+    DeniedError,
+    InternalError,
+    NothingMatchedError,
+    StoreError,
+    UsageError,
+)
+from pipeline.archive import (
+    checkpoints,
+    find_snapshot,
+    load_manifest,
+    load_snapshot,
+    missing_packs,
+    open_archive,
+    pack_sizes,
+)
+from pipeline.comparing import SourceItem, SourceJob, compare_listing, source_items
+from pipeline.executors import Executor
+from pipeline.packs import pack_key
+from pipeline.plan import Finding, matches
+from pipeline.reading import check_files
+from pipeline.report import Report
+from pipeline.rows import Row
+from pipeline.scrubbing import Looked, chosen_part, put_receipt
+from pipeline.snapshots import FileEntry, Snapshot
+from pipeline.store import SourceStore, open_source, open_store
+from pipeline.summary import DONE, FAILED_ITEMS, MISMATCH, Failed, Summary, stored_bytes_of
+from pipeline.verify import Part, VerifyJob, pack_items
+
+UNSEEN = frozenset((StoreError.kind, DeniedError.kind, InternalError.kind))
+"""Reasons that say nothing of the archive: the store did not answer, or a worker died."""
+
+
+def verify(arguments: argparse.Namespace, run: Run, report: Report, executor: Callable[[], Executor]) -> int:
+    """Check an archive; go on after a fault and list each."""
+    started, began = time.monotonic(), datetime.now(UTC)
+    store = open_source(arguments.archive, run.storage_options)
+    part = chosen_part(store, arguments.part, arguments.sample, arguments.level)
+    if (arguments.level == "source") is not bool(arguments.source):
+        raise UsageError("--level source with --source, or neither", "one of them", "verify")
+    if arguments.receipt and _filtered(arguments):
+        raise UsageError("a receipt of whole snapshots", "filters", "verify", "leave out --receipt")
+    summary = Summary("verify")
+    looked: list[tuple[str, str]] = []
+    faults: dict[bytes, Finding | None] = {}
+    seen: set[tuple[bytes | None, int | None, bytes | None]] = set()
+    for snapshot in _snapshots(store, arguments.snapshot, summary, every=arguments.all):
+        summary.snapshot = snapshot.name
+        looked.append((snapshot.name, snapshot.manifest))
+        try:
+            rows = load_manifest(store, snapshot)
+            check_files(snapshot, rows)
+        except (DamageError, StoreError) as error:
+            summary.failures.append(Failed.of(snapshot.name, error))
+            continue
+        keys = {entry.key for entry in _entries(snapshot, arguments)}
+        rows = [row for row in rows if row.file in keys]
+        for finding in _missing(store, pack_sizes(rows), faults):
+            names = sorted({row.file for row in rows if row.pack is not None and pack_key(row.pack) == finding.key})
+            message = f"{finding.detail}; it holds parts of {', '.join(names)[:400]}"
+            summary.failures.append(Failed(finding.key, finding.reason, message, "restore the pack from another copy"))
+        summary.files += len(keys)
+        summary.tensors += sum(row.n_tensors for row in rows)
+        summary.segments += len(rows)
+        summary.source_bytes += sum(row.n_bytes for row in rows)
+        summary.stored_bytes += stored_bytes_of(snapshot)
+        if arguments.level == "source":
+            source = SourceJob(arguments.source, dict(run.storage_options))
+            items = _source_items(arguments, run, snapshot, rows, part, summary)
+            _work(source, items, run, report, executor, summary)
+        elif arguments.level != "manifest":
+            rows = [row for row in rows if (row.pack, row.pack_offset, row.digest) not in seen]
+            if arguments.all:  # what snapshots share is looked at once
+                seen.update((row.pack, row.pack_offset, row.digest) for row in rows)
+            job = VerifyJob(arguments.archive, dict(run.storage_options), arguments.level)
+            _work(job, pack_items(rows, part, whole=not _filtered(arguments)), run, report, executor, summary)
+    if arguments.receipt:
+        _put_receipt(arguments, run, Looked(arguments.level, part, looked, _stamp(began), "", ""), summary)
+    summary.seconds = time.monotonic() - started
+    if summary.files == 0 and not summary.failures and _filtered(arguments):
+        raise NothingMatchedError("at least one file", "none", arguments.archive, "see `brevis info`")
+    report.summary(summary)
+    if not summary.failures:
+        return DONE
+    # What could not be looked at is no mismatch; what is missing or differs is.
+    return FAILED_ITEMS if all(failure.reason in UNSEEN for failure in summary.failures) else MISMATCH
+
+
+def _stamp(moment: datetime) -> str:
+    return moment.strftime("%Y%m%dT%H%M%SZ")
+
+
+def _put_receipt(arguments: argparse.Namespace, run: Run, looked: Looked, summary: Summary) -> None:
+    from pipeline.driver import package_version  # it needs the search
+
+    done = replace(looked, ended=_stamp(datetime.now(UTC)), writer=package_version())
+    put_receipt(open_store(arguments.archive, run.storage_options), done, summary)
+
+
+def _missing(store: SourceStore, sizes: dict[bytes, int], faults: dict[bytes, Finding | None]) -> list[Finding]:
+    """Return the packs that are not there with their size; `faults` remembers what was asked before."""
+    new = {pack: n_bytes for pack, n_bytes in sizes.items() if pack not in faults}
+    found = {finding.key: finding for finding in missing_packs(store, new)}
+    faults.update((pack, found.get(pack_key(pack))) for pack in new)
+    return [finding for pack in sizes if (finding := faults[pack]) is not None]
+
+
+def _snapshots(store: SourceStore, name: str | None, summary: Summary, *, every: bool = False) -> Iterator[Snapshot]:
+    """Yield the snapshot that a user names, or the newest of every checkpoint, or all of them."""
+    if name is not None:
+        yield find_snapshot(store, name)
+        return
+    open_archive(store)
+    known = checkpoints(store)
+    if not known:
+        raise ArchiveNotFoundError("a snapshot", "none", store.url, "nothing was committed yet")
+    for checkpoint, numbers in known.items():
+        for number in numbers if every else numbers[-1:]:
+            try:
+                yield load_snapshot(store, checkpoint, number)
+            except DamageError as error:
+                summary.failures.append(Failed.of(f"{checkpoint}/{number}", error))
+
+
+def _filtered(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.include or arguments.exclude)
+
+
+def _entries(snapshot: Snapshot, arguments: argparse.Namespace) -> list[FileEntry]:
+    return [
+        entry
+        for entry in snapshot.files
+        if (not arguments.include or matches(entry.key, arguments.include))
+        and not matches(entry.key, arguments.exclude)
+    ]
+
+
+def _source_items(
+    arguments: argparse.Namespace,
+    run: Run,
+    snapshot: Snapshot,
+    rows: list[Row],
+    part: Part | None,
+    summary: Summary,
+) -> list[SourceItem]:
+    """Return what is to be compared with the source, and tell which files only one of both has."""
+    entries = _entries(snapshot, arguments)
+    if not _filtered(arguments):
+        lost, new = compare_listing(open_source(arguments.source, run.storage_options), entries)
+        summary.failures += lost
+        summary.warnings += new
+        gone = {failure.key for failure in lost}
+        rows = [row for row in rows if row.file not in gone]
+    return source_items(entries, [row for row in rows if part is None or part.has(row)])
+
+
+def _work(
+    job: Any, items: Sequence[Any], run: Run, report: Report, executor: Callable[[], Executor], summary: Summary
+) -> None:
+    """Let workers look at `items`, and gather what they found."""
+    with report.progress("verify", run.progress_seconds, sum(item.n_bytes for item in items)) as progress:
+        for outcome in executor().run(job, items):
+            progress.add(outcome.item.n_bytes)
+            if outcome.result is None:
+                assert outcome.error is not None
+                summary.failures += [Failed.of(row.where, outcome.error) for row in outcome.item.rows]
+            else:
+                summary.verified += outcome.result.segments
+                summary.failures += outcome.result.failures
+    summary.failures.sort(key=lambda failure: failure.key)
