@@ -8,7 +8,8 @@ expansions, never seconds. The key of an open production is
 
 and that of exact structure comes before all others. Lambda is 0.01 for the first 64 expansions, then 0.03
 (measured: any constant is worse somewhere). Keys are computed again when popped and pushed back if they have
-grown. Ties go to the older hole, then to the order of the catalogue. All of it is integers, so the same
+grown. One expansion in four goes to the first level, so that a few dozen miss no program of one level.
+Ties go to the older hole, then to the order of the catalogue. All of it is integers, so the same
 words, options and prior give the same program.
 
 Bounds, both admissible: a hole cannot save more than its own cost; at the last level, splits and maps
@@ -32,6 +33,9 @@ from synth.template import Template, template_of
 LAMBDA_Q16 = (655, 1966)
 """Weight of the prior, 0.01 and 0.03: before and after `ANNEAL_EXPANSIONS`."""
 ANNEAL_EXPANSIONS = 64
+TOP_EVERY = 4
+"""Of so many expansions one goes to the first level of the best program, whatever is expected below: a prior that is
+wrong about a tensor would else keep it at what it knows, and a program of one level would be missed."""
 NODE_Q8 = 2 * BYTE_Q8
 """Least cost of an operator on the wire."""
 LEAST_GAIN_Q8 = 24 * BYTE_Q8
@@ -88,6 +92,7 @@ class Search:
             # A leaf in the context of scales is a split and a condition: no program of one level.
             self._depth, self._disable = min(options.depth, 1), self._disable | {"scaled"}
         self._queue: list[tuple[int, int, _Open]] = []
+        self._top: list[_Open] = []
         self._waiting: list[_Open] = []
         self._serial = 0
         self._prior = Prior.uniform()
@@ -109,6 +114,7 @@ class Search:
         self._shuffle = shuffle
         self._is_thrifty = prior.informed and self.options.min_gain_ppm > 0 and not self.root.summary.repeats
         self._queue.clear()
+        self._top.clear()
         self._waiting.clear()
         self.held_bytes = 0
         self._held.clear()
@@ -124,6 +130,12 @@ class Search:
             if self.n_holes >= self.options.max_holes:
                 self.stopped = "max_holes"
                 return
+            if self.options.order == "default" and self.expansions % TOP_EVERY == TOP_EVERY - 1:
+                top = self._at_the_top()
+                if top is not None:
+                    belief, production = top.left.pop()
+                    self._expand(top.hole, production, belief)
+                    continue
             key, _, item = heapq.heappop(self._queue)
             forced = forced_q8(item.hole)
             if self._cannot_matter(item.hole, forced):
@@ -149,6 +161,7 @@ class Search:
             hole.best_edge = hole.parent = None
         self.holes.clear()
         self._queue.clear()
+        self._top.clear()
         self._waiting.clear()
 
     # -- expansion --------------------------------------------------------------------------------------
@@ -174,6 +187,19 @@ class Search:
             self._follow(edge.children[-1], production.follow)
         for child in edge.children:
             self._offer(child)
+
+    def _at_the_top(self) -> _Open | None:
+        """Return the hole of the first level to be tried next: one of the best program, with productions left."""
+        best: tuple[int, int, _Open] | None = None
+        for item in self._top:
+            forced = forced_q8(item.hole)
+            if not item.left or forced > self.root.best_q8 or self._cannot_matter(item.hole, forced):
+                continue
+            self._drop_vain(item, 0)
+            if item.left:
+                entry = self._key(item, forced), item.serial, item
+                best = entry if best is None else min(best, entry)
+        return None if best is None else best[2]
 
     def _follow(self, hole: Hole, family: str) -> None:
         """Try the likeliest production of a family at a hole that is worth nothing as a literal.
@@ -233,7 +259,8 @@ class Search:
         if self.root.best_q8 < before:
             self.improvements.append(Improvement(self.expansions, self.root.best_q8, template_of(self.root)))
         for item in self._waiting:
-            self._push(item)
+            if item.left:
+                self._push(item)
         self._waiting.clear()
 
     # -- the queue --------------------------------------------------------------------------------------
@@ -258,7 +285,10 @@ class Search:
             seed = self._shuffle
             left = sorted(left, key=lambda one: (one[0].bits_q10, _shuffled(seed, hole.tag, one[1].name)), reverse=True)
         self._serial += 1
-        self._push(_Open(hole, self._serial, left))
+        item = _Open(hole, self._serial, left)
+        if hole.depth == 0:
+            self._top.append(item)
+        self._push(item)
 
     def _push(self, item: _Open) -> None:
         heapq.heappush(self._queue, (self._key(item, forced_q8(item.hole)), item.serial, item))

@@ -21,7 +21,7 @@ from operators.words import Words, dtype_of
 from synth import Prior
 from synth.grammar import PRODUCTIONS, menu_of, offers
 from synth.hole import Setting
-from synth.search import SATISFIED_Q8, Search, forced_q8
+from synth.search import SATISFIED_Q8, TOP_EVERY, Search, forced_q8
 from synth.steps import Ends, Period, Split
 from synth.structured import Structured, bf16, structured
 from synth.synthesis import _is_close
@@ -205,6 +205,20 @@ def test_a_part_that_weighs_little_needs_no_larger_sample() -> None:
     )  # fmt: skip
     assert not _is_close(one, other)
     assert _is_close(many, replace(many, template=few.template))
+
+
+def test_one_expansion_in_four_is_of_the_first_level() -> None:
+    # A prior that knows of the root that one step wins there alone, and of all else that anything does.
+    names = [production.name for production in PRODUCTIONS]
+    never, always = (10_000, 1, 0), (10_000, 9_999, 9_999)
+    prior = Prior({"BF16|root": dict.fromkeys(names, never) | {"float.0": always}, "": dict.fromkeys(names, always)})
+    setting, tensor = Setting(dtype_of("BF16"), 16384, 32768), weights()
+    for budget in (8, 16, 48):
+        found = Search(setting.root(tensor.words, tensor.columns), options(min_gain_ppm=0, disable=("scaled",)))
+        found.run(prior, budget)
+        tried = len(found.root.edges) + len(found.root.refused)
+        assert tried >= budget // TOP_EVERY
+        assert len(found.holes) > 1 + tried, "the rest goes below"
 
 
 def test_disabled_productions_are_not_used() -> None:
