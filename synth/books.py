@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 
 from operators.books import ID_BYTES, MAX_LENGTH, Book, Books
 from operators.errors import FormatError
-from operators.kernels.fixed import code_lengths, count_sample
+from operators.kernels.fixed import choose_book, code_lengths, count_sample
 from operators.kernels.huffman import limited_lengths
-from operators.literals.tables import log2_q16
 from operators.wire import Reader, put_varint
 from operators.words import Bytes, Words
 
@@ -108,6 +107,10 @@ class Family:
     def _means(self) -> Counts:
         return np.array([book.mean for book in self.books], np.int64)
 
+    @cached_property
+    def _runs(self) -> Counts:
+        return np.array([(book.first, len(book.lengths)) for book in self.books], np.int64)
+
     def measure(self, counts: Counts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return bits and shifts, shape (n, n_books), of samples with these counts, shape (n, 2**width_bits)."""
         bits = np.empty((len(counts), len(self.books)), np.int64)
@@ -117,18 +120,13 @@ class Family:
 
     def choose(self, counts: Counts) -> Choice:
         """Return the book that takes the fewest bits of words with these counts, shape (2**width_bits,)."""
-        all_bits, shifts = (each[0] for each in self.measure(counts[np.newaxis]))
-        index = int(all_bits.argmin())
-        bits, shift = int(all_bits[index]), int(shifts[index])
-        n_words = int(counts.sum())
-        live = counts[counts > 0]
-        entropy_q16 = n_words * int(log2_q16(np.array([max(1, n_words)]))[0]) - int(live @ log2_q16(live))
+        found = np.empty(7, np.int64)
+        choose_book(counts, self._costs, self._means, self._runs, self.step, found)
+        index, shift, bits, n_words, n_distinct, entropy_q16, escapes = found.tolist()
         # A sample's own entropy is too low by (m - 1) / (2 ln 2) bits, about 0.72 for each word that occurs; and a
         # Huffman code takes whole bits, one at least.
-        own_q8 = max((entropy_q16 >> 8) + 185 * max(0, live.size - 1) + WHOLE_BITS_Q8 * n_words, n_words << 8)
-        book = self.books[index]
-        escapes = int(np.roll(counts, -shift - book.first)[len(book.lengths) :].sum())
-        return Choice(index, book, shift, n_words, bits, escapes, (bits << 8) - own_q8)
+        own_q8 = max((entropy_q16 >> 8) + 185 * max(0, n_distinct - 1) + WHOLE_BITS_Q8 * n_words, n_words << 8)
+        return Choice(index, self.books[index], shift, n_words, bits, escapes, (bits << 8) - own_q8)
 
 
 def fit(counts: Counts) -> Book:

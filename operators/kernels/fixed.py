@@ -25,6 +25,7 @@ from operators.base import BLOCK_WORDS
 from operators.kernels.huffman import SPLIT_WORDS, STREAMS, decode_block, encode_block
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.memory import copy_bytes
+from operators.kernels.rans import log2_of
 from operators.kernels.varints import put_varint, take_varint
 
 HEAD_BYTES: Final = 20
@@ -241,6 +242,30 @@ def count_sample(words: NDArray[Any], rotate: int, n_runs: int, run_words: int, 
     return n_runs * run_words
 
 
+@inlined
+def _code_lengths(counts: Any, costs: Any, means: Any, step: Any, bits: Any, shifts: Any) -> None:
+    """Do for one sample what `code_lengths` does for several."""
+    size = counts.size
+    total, mean = np.int64(0), np.int64(0)
+    low, high = size, 0
+    for w in range(size):
+        if counts[w]:
+            total += counts[w]
+            mean += counts[w] * w
+            low = min(low, w)
+            high = w + 1
+    mean //= max(total, np.int64(1))
+    for k in range(costs.shape[0]):
+        bits[k] = -1
+        for s in range(4 if step else 1):
+            shift = ((mean - means[k]) // max(step, 1) + s - 1) * step if s else np.int64(0)
+            taken = np.int64(0)
+            for w in range(low, high):
+                taken += counts[w] * costs[k, (w - shift) & (size - 1)]
+            if bits[k] < 0 or taken < bits[k]:
+                bits[k], shifts[k] = taken, shift & (size - 1)
+
+
 @kernel("bits", "shifts")
 def code_lengths(
     counts: NDArray[np.int64],
@@ -265,26 +290,55 @@ def code_lengths(
     bits, shifts : int64 arrays, shape (n_samples, n_books)
         Set to the bits, and to the shift, which is to be subtracted from words. Of equal ones the first.
     """
-    size = counts.shape[1]
     for i in range(counts.shape[0]):
-        total, mean = np.int64(0), np.int64(0)
-        low, high = size, 0
-        for w in range(size):
-            if counts[i, w]:
-                total += counts[i, w]
-                mean += counts[i, w] * w
-                low = min(low, w)
-                high = w + 1
-        mean //= max(total, np.int64(1))
-        for k in range(costs.shape[0]):
-            bits[i, k] = -1
-            for s in range(4 if step else 1):
-                shift = ((mean - means[k]) // max(step, 1) + s - 1) * step if s else np.int64(0)
-                taken = np.int64(0)
-                for w in range(low, high):
-                    taken += counts[i, w] * costs[k, (w - shift) & (size - 1)]
-                if bits[i, k] < 0 or taken < bits[i, k]:
-                    bits[i, k], shifts[i, k] = taken, shift & (size - 1)
+        _code_lengths(counts[i], costs, means, step, bits[i], shifts[i])
+
+
+@kernel("found")
+def choose_book(
+    counts: NDArray[np.int64],
+    costs: NDArray[np.int32],
+    means: NDArray[np.int64],
+    runs: NDArray[np.int64],
+    step: int,
+    found: NDArray[np.int64],
+) -> None:
+    """Find the book that takes the fewest bits of one sample, and look at the sample.
+
+    Parameters
+    ----------
+    counts, costs, means, step
+        As for `code_lengths`, of one sample; the sum of counts is below 2**31.
+    runs : int64 array, shape (n_books, 2)
+        The first word with a code in each book, and how many there are.
+    found : int64 array, shape (7,)
+        Set to the book, the shift and the bits; the words of the sample, how many differ, their entropy in units of
+        2**-16 bit, and how many have no code. Of equal books the first.
+    """
+    bits, shifts = np.empty(costs.shape[0], np.int64), np.empty(costs.shape[0], np.int64)
+    _code_lengths(counts, costs, means, step, bits, shifts)
+    best = 0
+    for k in range(bits.size):
+        if bits[k] < bits[best]:
+            best = k
+    total, distinct, escapes, spent = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    for w in range(counts.size):
+        count = counts[w]
+        if count:
+            total += count
+            distinct += 1
+            spent += count * log2_of(count)
+            if ((w - shifts[best] - runs[best, 0]) & (counts.size - 1)) >= runs[best, 1]:
+                escapes += count
+    found[0], found[1], found[2], found[3], found[4], found[6] = (
+        best,
+        shifts[best],
+        bits[best],
+        total,
+        distinct,
+        escapes,
+    )
+    found[5] = total * log2_of(max(total, np.int64(1))) - spent
 
 
 # -- words and the byte that is coded -------------------------------------------------------------------
