@@ -45,7 +45,7 @@ def condemned_lists(store: Store) -> list[CondemnedList]:
 
 def condemn(store: Store, keys: Iterable[str]) -> str:
     """Store a list of `keys` under the next number; return its own key."""
-    data = "".join(f"{key}\n" for key in keys).encode()
+    data = "".join(f"{key}\n" for key in keys).encode("utf-8", "surrogateescape")
     numbers = [int(match[1]) for info in store.list(_FOLDER) if (match := _LIST.match(info.key))]
     key = f"{_FOLDER}{max(numbers, default=0) + 1:08d}-{blake3(data).hexdigest()}"
     put_once(store, key, data, len(data))
@@ -68,7 +68,7 @@ def read_list(store: SourceStore, key: str) -> set[str]:
         raise DigestError(
             "a list of the digest in its name", "other bytes", key, "remove it; the next gc makes another"
         )
-    return set(data.decode("ascii").splitlines())
+    return set(data.decode("utf-8", "surrogateescape").split("\n")[:-1])
 
 
 def take(store: Store, key: str) -> bool:

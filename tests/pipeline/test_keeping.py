@@ -265,6 +265,15 @@ def test_a_pass_that_fails_leaves_the_next_one_free_and_one_that_is_killed_does_
         assert collectable(store) == needed(store)
 
 
+def test_a_strange_name_below_a_run_goes_with_it() -> None:
+    store = abandoned()
+    strange = f"runs/{'0' * 64}/\u00fc\u2028\x85\udcff"
+    store.objects[strange], store.written[strange] = b"", 0
+    collect_all(store)
+    assert strange not in store.objects
+    assert collectable(store) == needed(store)
+
+
 # -- a collection and a commit at once ----------------------------------------------------------
 
 
