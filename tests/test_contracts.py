@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -100,3 +101,14 @@ def test_errors_have_a_kind_of_their_own_and_a_documented_exit_code() -> None:
     assert len(set(kinds)) == len(kinds)
     assert {error.exit_code for error in classes} <= {1, 2, 3, 4, 5, 10, 11, 130, 143}
     assert all(error.__name__ in (errors.__doc__ or "") for error in classes)
+
+
+def test_every_promise_names_tests_that_are_there() -> None:
+    rows = re.findall(r"^\| (P\d+) \|.*", (ROOT / "pipeline" / "ARCHIVE.md").read_text("utf-8"), re.MULTILINE)
+    assert rows == [f"P{number}" for number in range(1, 19)]
+    for line in (ROOT / "pipeline" / "ARCHIVE.md").read_text("utf-8").splitlines():
+        if re.match(r"\| P\d+ \|", line):
+            named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", line)
+            assert named, line
+            for path, test in named:
+                assert f"def {test or 'test_'}" in (ROOT / "tests" / path).read_text("utf-8"), f"{path}::{test}"

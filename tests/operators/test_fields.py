@@ -284,6 +284,7 @@ def test_named_encodings_that_need_more_room_than_words() -> None:
 
 @pytest.mark.parametrize("width_bits", WORD_BITS)
 def test_unaligned_and_read_only_words(width_bits: int) -> None:
+    """H08."""
     data = bytes(1) + np.random.default_rng(2).bytes(width_bits * 32)
     words = np.frombuffer(data, f"<u{width_bits // 8}", offset=1)
     encoded = encode_small(LIT, words, operators.run.digest_of(words), None)

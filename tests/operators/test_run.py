@@ -127,6 +127,7 @@ def test_every_dtype_is_words(name: str, data: bytes) -> None:
 
 
 def test_unaligned_input() -> None:
+    """H08."""
     data = bytes(1) + bf16(1000).tobytes()
     words = words_of(memoryview(data)[1:], 16)
     encoded = encode(parse("merge[5,10,1](lit, lit, lit)"), words)

@@ -275,6 +275,7 @@ def test_listings_have_many_pages(server: S3Server, prefix: str) -> None:
 
 
 def test_parts_grow_so_that_ten_thousand_do() -> None:
+    """G16."""
     for n_bytes in (0, 1, 160 << 30, 5 << 40):
         size = part_bytes(0, n_bytes)
         assert size >= PART_BYTES

@@ -24,7 +24,7 @@ from tests.s3server import free_port
 
 RAY = str(Path(sys.executable).with_name("ray"))
 OBJECT_STORE_BYTES = 80 << 20
-"""About the least that Ray takes."""
+"""H09: about the least that Ray takes, while tensors are larger."""
 FAST_LOSS = {
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_failure_threshold": "3",

@@ -214,7 +214,7 @@ def test_relative_paths_are_those_of_the_driver(cluster: Cluster, tmp_path: Path
 
 
 def test_a_job_is_small_runs_its_own_code_and_fails_with_its_command(cluster: Cluster, tmp_path: Path) -> None:
-    """The package holds the source alone, and goes before what is installed on the nodes."""
+    """H11: the package holds the source alone, and goes before what is installed on the nodes."""
     code = "import pipeline, os, sys; print(pipeline.__file__, *os.listdir()); sys.exit(10)"
     command = cluster.submit("python", "-c", code, runtime_env=ROOT / "deploy" / "runtime_env.yaml")
     finished = subprocess.run(
