@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import TypeVar
 from urllib.parse import unquote
 
@@ -204,15 +205,23 @@ def load_snapshot(store: SourceStore, checkpoint: str, seq: int) -> Snapshot:
     return snapshot
 
 
-def find_snapshot(store: SourceStore, name: str | None = None) -> Snapshot:
+def find_snapshot(store: SourceStore, name: str | None = None, as_of: str | None = None) -> Snapshot:
     """Return the snapshot that a user names as ``CHECKPOINT`` (its newest) or ``CHECKPOINT/SEQ``.
+
+    Parameters
+    ----------
+    store : SourceStore
+    name : str, optional
+        May be left out where there is one checkpoint.
+    as_of : str, optional
+        Take the newest snapshot of the checkpoint that is no later than this day or time; see `latest_time`.
 
     Raises
     ------
     ArchiveNotFoundError
-        No archive, checkpoint or snapshot of that name.
+        No archive, checkpoint or snapshot of that name, or none of that age.
     UsageError
-        No name was given, and the archive holds several checkpoints.
+        No name was given, and the archive holds several checkpoints; or `as_of` is no time, or one of a snapshot.
     """
     open_archive(store)
     known = checkpoints(store)
@@ -221,12 +230,38 @@ def find_snapshot(store: SourceStore, name: str | None = None) -> Snapshot:
             raise UsageError("one of several checkpoints", "no name", "--snapshot", f"known: {', '.join(known)[:400]}")
         name = next(iter(known), "")
     if name in known:
-        return load_snapshot(store, name, known[name][-1])
+        newest_first = (load_snapshot(store, name, seq) for seq in reversed(known[name]))
+        if as_of is None:
+            return next(newest_first)
+        latest = latest_time(as_of)
+        for snapshot in newest_first:
+            if snapshot.time <= latest:
+                return snapshot
+        raise ArchiveNotFoundError(f"a snapshot of {latest} or before", "none", name, "see `brevis list`")
     checkpoint, _, seq = name.rpartition("/")
     if checkpoint in known and seq.isdecimal() and int(seq) in known[checkpoint]:
+        if as_of is not None:
+            raise UsageError("CHECKPOINT/SEQ or --as-of", "both", name)
         return load_snapshot(store, checkpoint, int(seq))
     hint = f"known: {', '.join(known)[:400]}" if known else "nothing was committed yet"
     raise ArchiveNotFoundError("a checkpoint or CHECKPOINT/SEQ", name or "none", store.url, hint)
+
+
+def latest_time(text: str) -> str:
+    """Return the last second that a user means by a time or day, in UTC and as snapshots have it, to be compared.
+
+    Raises
+    ------
+    UsageError
+        It is neither ``YYYY-MM-DD`` nor a time as ISO 8601 has it.
+    """
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError("YYYY-MM-DD or YYYY-MM-DDTHH:MM:SSZ", text, "--as-of") from error
+    if not re.search(r"[0-9][T ][0-9]", text):
+        time = time.replace(hour=23, minute=59, second=59)
+    return time.replace(tzinfo=time.tzinfo or UTC).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def load_manifest(store: SourceStore, snapshot: Snapshot) -> list[Row]:

@@ -22,6 +22,7 @@ from operators.errors import (
 from pipeline.archive import (
     checkpoints,
     find_snapshot,
+    latest_time,
     load_manifest,
     load_snapshot,
     open_archive,
@@ -71,7 +72,7 @@ def _executor(arguments: argparse.Namespace, run: Run) -> Executor:
 def _open(arguments: argparse.Namespace, run: Run) -> tuple[SourceStore, Snapshot, list[Row]]:
     """Open an archive and load the snapshot that the user means, with its rows."""
     store = open_source(arguments.archive, run.storage_options)
-    snapshot = find_snapshot(store, arguments.snapshot)
+    snapshot = find_snapshot(store, arguments.snapshot, arguments.as_of)
     return store, snapshot, load_manifest(store, snapshot)
 
 
@@ -223,6 +224,7 @@ def listing(arguments: argparse.Namespace, report: Report) -> int:
     """List the snapshots of an archive."""
     store = open_source(arguments.archive, _run_settings(arguments).storage_options)
     open_archive(store)
+    latest = None if arguments.as_of is None else latest_time(arguments.as_of)
     found: list[dict[str, Any]] = []
     lines = []
     for checkpoint, numbers in checkpoints(store).items():
@@ -233,6 +235,8 @@ def listing(arguments: argparse.Namespace, report: Report) -> int:
             except DamageError as error:
                 found.append({"snapshot": f"{checkpoint}/{number}", "damaged": str(error)})
                 lines.append(f"{checkpoint}/{number}  damaged: {error}")
+                continue
+            if latest is not None and snapshot.time > latest:
                 continue
             totals = snapshot.totals
             stored = stored_bytes_of(snapshot)
