@@ -222,7 +222,7 @@ def collect(
         note(item.key)
     if result.marked.garbage:
         result.condemned = condemn(store, result.marked.garbage)
-        result.ready = store.now() + WAIT_SECONDS
+        result.ready = WAIT_SECONDS + max(item.written for item in store.dated(result.condemned))
     return result
 
 
