@@ -24,7 +24,7 @@ from pipeline.store import SourceStore, Store, open_source, open_store
 from pipeline.summary import Summary
 
 ARCHIVED, UNCHANGED, INCOMPLETE, UNFINISHED, FAILED = "archived", "unchanged", "incomplete", "unfinished", "failed"
-"""What came of a checkpoint: committed; nothing to do; committed without items that failed; still being written; nothing."""
+"""What came of a checkpoint: committed; nothing to do; committed without items that failed; still written; nothing."""
 
 
 @dataclass(frozen=True, slots=True)

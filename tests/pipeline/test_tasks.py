@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,7 +96,7 @@ def test_a_record_of_other_words_is_an_alarm(n_words: int, monkeypatch: pytest.M
     data = memoryview(words.tobytes())
     row = replace(ROW, dtype="U16", n_bytes=words.nbytes, digest=digest_of(data))
 
-    def wrong(program: Node, words: Words, digest: bytes, **options: NDArray[np.uint8]) -> Encoded | None:
+    def wrong(program: Node, words: Words, digest: bytes, **options: Any) -> Encoded | None:
         others = words.copy()
         if str(program) != "raw":
             others[-1] ^= 1
