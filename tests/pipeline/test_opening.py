@@ -34,6 +34,7 @@ from pipeline.reading import Decoder
 from pipeline.rows import Row
 from pipeline.segments import tensors_of
 from tests.cases import Entry, bf16, noise, safetensors
+from tests.s3server import s3_server
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("--workers", "1", "--set", "synth.budget=8", "--set", "synth.prior=shipped", "-q")
@@ -371,3 +372,19 @@ def test_commands_take_a_time(place: Path, capsys: pytest.CaptureFixture[str]) -
         assert main(["info", str(place), "--as-of", as_of, "-q"]) == code
         assert main(["cat", str(place), "--file", "empty", "--as-of", as_of]) == code
     assert main(["list", str(place), "--as-of", "soon", "-q"]) == 2
+
+
+def test_weights_load_straight_from_a_bucket(tmp_path: Path, source: dict[str, bytes]) -> None:
+    """U04: without a local copy, all of them or some names."""
+    for key in ("part-1.safetensors", "part-2.safetensors"):
+        (tmp_path / key).write_bytes(source[key])
+    with s3_server() as server:
+        url = server.url("vault")
+        options = [word for name, value in server.options.items() for word in ("--storage-option", f"{name}={value}")]
+        assert main(["archive", str(tmp_path), url, "--name", "model", *QUICK, *options]) == 0
+        archive = pipeline.open(url, "model", server.options)
+        found = archive.state_dict(["wide", "a", "part-2.safetensors:both"])
+        assert [tensor.dtype for tensor in found.values()] == [torch.float32, torch.bfloat16, torch.uint8]
+        assert found["wide"].numpy().tobytes() == noise(4, 66_600)
+        assert found["a"].view(torch.uint8).numpy().tobytes() == bf16(1, 6400)
+        assert archive.open("part-1.safetensors").read() == source["part-1.safetensors"]
