@@ -153,7 +153,7 @@ def take_sample(
     picked_rows = (first_rows[:, None] + np.arange(2)).ravel()
     if kept is not None:
         picked_rows = kept[picked_rows]
-    starts = (picked_rows[:, None] * columns + spread(windows, columns - run)).ravel()
+    starts = (picked_rows[:, None] * columns + apart(windows, columns, run)).ravel()
     return Sample(gathered(words, starts, run), stream, columns, (pairs, 2, windows, run))
 
 
@@ -162,6 +162,12 @@ def gathered(words: Words, starts: NDArray[np.int64], run: int) -> Words:
     picked = np.empty(starts.size * run, words.dtype)
     gather_runs(words, starts, picked)
     return picked
+
+
+def apart(count: int, size: int, run: int) -> NDArray[np.int64]:
+    """Return where `count` runs start that are evenly spread over `size` words: words of two would seem to repeat."""
+    part = size // count
+    return np.arange(count) * part + (part - run) // 2
 
 
 def spread(count: int, last: int) -> NDArray[np.int64]:

@@ -106,3 +106,11 @@ def test_deltas_stand_in_the_order_of_their_windows(columns: int) -> None:
         assert below is not None
         pairs = sample.words.reshape(-1, 2, below.words.size // sample.layout[0])
         assert np.array_equal(below.words, (pairs[:, 0] ^ pairs[:, 1]).reshape(-1))
+
+
+@pytest.mark.parametrize("columns", [8, 63, 64, 96, 128, 200, 4096])
+def test_no_word_is_sampled_twice(columns: int) -> None:
+    """Matches are looked for in samples: what is there twice would seem to repeat."""
+    words = np.arange(1024 * columns, dtype=np.uint32)
+    sample = take_sample(words, 32, columns, words.size // 4, 0)
+    assert np.unique(sample.words).size == sample.words.size < words.size
