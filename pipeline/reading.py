@@ -17,10 +17,10 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from operators.errors import DamageError, FormatError, NothingMatchedError, UsageError
+from operators.errors import DamageError, FormatError, NothingMatchedError, UnsupportedError, UsageError
 from operators.run import execute
 from pipeline.ahead import ahead
-from pipeline.packs import WINDOW_BYTES, Record, read_records, record_windows
+from pipeline.packs import WINDOW_BYTES, PackBooks, Record, read_records, record_windows
 from pipeline.plan import matches
 from pipeline.rows import Row
 from pipeline.segments import Tensor, tensors_of
@@ -114,6 +114,7 @@ class Decoder:
 
     def __init__(self, archive: SourceStore) -> None:
         self._archive = archive
+        self._books = PackBooks(archive)
         self._buffer = np.empty(0, np.uint8)
 
     def segments(self, rows: Sequence[Row]) -> Iterator[tuple[Row, memoryview]]:
@@ -149,8 +150,8 @@ class Decoder:
                 self._buffer = np.empty(row.n_bytes, np.uint8)
             out = self._buffer[: row.n_bytes]
         try:
-            execute(record, n_bytes=row.n_bytes, digest=row.digest, out=out)
-        except DamageError as error:
+            execute(record, self._books.of(row), n_bytes=row.n_bytes, digest=row.digest, out=out)
+        except (DamageError, UnsupportedError) as error:
             raise type(error)(error.expected, error.found, row.where, error.next_step) from error
         return out.data
 
