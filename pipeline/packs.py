@@ -19,8 +19,10 @@ import zstandard
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from operators.books import MAX_BOOKS_BYTES, Books
 from operators.errors import FormatError, LimitError, StoreError
-from operators.record import pack_footer, pack_header
+from operators.literals.fixed import Fixed
+from operators.record import PACK_FOOTER_BYTES, books_range, pack_footer, pack_header
 from operators.words import Bytes
 from pipeline.rows import Row, from_parquet, to_parquet
 from pipeline.store import ObjectInfo, Room, SourceStore, Store
@@ -32,6 +34,8 @@ WINDOW_BYTES = 32 << 20
 INDEX_LEVEL = 19
 INDEX_BYTES_MAX = 1 << 30
 """Most bytes of an index as rows."""
+BOOKS_READ_BYTES = 4 << 10
+"""Last bytes of a pack, which nearly always hold all of its codebooks."""
 GAP_BYTES = 1 << 20
 """Records this close together in a pack are read in one go."""
 
@@ -137,11 +141,12 @@ class PackSpool:
         self._held = []
         self._write(held)
 
-    def finish(self, index: bytes) -> bytes:
-        """Append the index and the footer; return the digest of the pack."""
+    def finish(self, index: bytes, books: bytes = b"") -> bytes:
+        """Append the index, the codebooks that the records name, and the footer; return the digest of the pack."""
         self.flush()
         offset = self.n_bytes
         self._append(index)
+        self._append(books)
         self._append(pack_footer(offset, len(index)))
         with self._room():
             self._close()
@@ -253,6 +258,48 @@ class Place:
         repeated = (self.offset, self.end) == (after.offset, after.end)
         near = repeated or 0 <= after.offset - self.end <= GAP_BYTES
         return after.pack == self.pack and near and after.end - window_start <= WINDOW_BYTES
+
+
+class PackBooks:
+    """Codebooks of packs, read from the end of a pack when a record of it first needs one.
+
+    Parameters
+    ----------
+    store : SourceStore
+        The archive.
+    """
+
+    def __init__(self, store: SourceStore) -> None:
+        self._store = store
+        self._kept: tuple[bytes, Books] | None = None
+
+    def of(self, row: Row) -> Books | None:
+        """Return the codebooks of the pack of `row`, None where its program names none; the last pack's are kept.
+
+        Raises
+        ------
+        DamageError, UnsupportedError
+            They are not codebooks.
+        StoreError
+            The pack cannot be read.
+        """
+        if row.program is not None and f"{Fixed.name}[" not in row.program:
+            return None
+        place = Place.of(row)
+        if self._kept is None or self._kept[0] != place.pack:
+            self._kept = place.pack, self._read(place)
+        return self._kept[1]
+
+    def _read(self, place: Place) -> Books:
+        pack = ObjectInfo(pack_key(place.pack), place.pack_bytes, "")
+        tail_start = max(0, place.pack_bytes - BOOKS_READ_BYTES)
+        tail = self._store.get_ranges(pack, [(tail_start, place.pack_bytes)])[0]
+        start, stop = books_range(tail[-PACK_FOOTER_BYTES:], place.pack_bytes)
+        if stop - start > MAX_BOOKS_BYTES:
+            raise LimitError(f"codebooks of at most {MAX_BOOKS_BYTES} bytes", str(stop - start), pack.key)
+        if start < tail_start:
+            return Books.from_bytes(self._store.get_ranges(pack, [(start, stop)])[0])
+        return Books.from_bytes(tail[start - tail_start : stop - tail_start])
 
 
 def pack_key(pack: bytes) -> str:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 from blake3 import blake3
 
-from operators.errors import StoreError
+from operators.books import Books
+from operators.errors import StoreError, UnsupportedError
+from operators.program import Literal, Node
 from operators.record import pack_header
+from operators.run import digest_of, encode, execute
 from pipeline.executors import may_retry
-from pipeline.packs import PackSpool
+from pipeline.packs import PackBooks, PackSpool, pack_key
+from pipeline.rows import Row
 from tests.cases import noise
 from tests.memory_store import MemoryStore
+from tests.strategies import BOOKS
 
 
 def spool(folder: Path, *records: bytes) -> bytes:
@@ -80,3 +87,30 @@ def test_a_full_disk_is_named_and_nothing_is_left(
     assert list(tmp_path.iterdir()) == []
     spool(tmp_path, bytes(1000))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_is_read_with_the_codebooks_of_its_pack(tmp_path: Path) -> None:
+    store, words = MemoryStore(), np.arange(500, dtype=np.uint8) % np.uint8(4)
+    book = next(book for book in BOOKS if book.width_bits == 8)
+    encoded = encode(Node(Literal("fixed", (book.number, 0))), words, books=BOOKS)
+    assert encoded is not None
+    for index, books, found in ((b"index", BOOKS, 4), (bytes(9000), BOOKS, 4), (b"index", Books(), 0)):
+        with PackSpool(store, str(tmp_path), np.empty(1500, np.uint8)) as pack:
+            offset = pack.add(encoded.record)
+            digest = pack.finish(index, books.to_bytes())
+            store.put(pack_key(digest), pack.path)
+            n_bytes = len(encoded.record)
+            row = SimpleNamespace(
+                program=str(encoded.program), pack=digest, pack_bytes=pack.n_bytes, pack_offset=offset,
+                stored_bytes=n_bytes, n_bytes=500, digest=digest_of(words), where="here",
+            )  # fmt: skip
+        read = PackBooks(store).of(cast("Row", row))
+        assert read is not None
+        assert len(read) == found
+        if found:
+            assert execute(encoded.record, read).tobytes() == words.tobytes()
+        else:
+            with pytest.raises(UnsupportedError, match=book.id[:4].hex()):
+                execute(encoded.record, read)
+    row.program = "raw"
+    assert PackBooks(store).of(cast("Row", row)) is None
