@@ -189,9 +189,9 @@ def test_a_reader_that_does_not_compare_is_found_out(vault: Vault, monkeypatch: 
         with pytest.raises(AssertionError):
             check_flip(vault, *where)
 
-    def careless(record: memoryview, **wanted: Any) -> None:
+    def careless(record: memoryview, *rest: Any, **wanted: Any) -> None:
         with contextlib.suppress(DamageError):
-            execute(record, **wanted)
+            execute(record, *rest, **wanted)
 
     monkeypatch.setattr(sys.modules[Decoder.__module__], "execute", careless)
     with pytest.raises(AssertionError):
