@@ -66,6 +66,7 @@ def _executor(arguments: argparse.Namespace, run: Run) -> Executor:
         return local_executor(run.workers, run.retries, run.tasks_at_once)
     from pipeline.on_ray import RayExecutor  # only `--ray` needs Ray
 
+    sys.stdout = sys.stderr  # Ray tells there of nodes that it has lost; `Report` keeps what was standard output
     return RayExecutor(arguments.ray, run.workers, run.retries, run.tasks_in_flight, run.memory_bytes)
 
 

@@ -19,6 +19,7 @@ class Report:
     """JSON alone on standard output if asked for, everything else on standard error."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
+        self._out = sys.stdout  # also where a command lets everything else go to standard error
         self.json = bool(getattr(arguments, "json", False))
         self.quiet = bool(getattr(arguments, "quiet", False))
         self.verbose = bool(getattr(arguments, "verbose", False))
@@ -32,17 +33,17 @@ class Report:
     def give(self, content: Any, lines: Sequence[str]) -> None:
         """Print the result: `content` as JSON, or `lines`."""
         if self.json:
-            _write(sys.stdout, json.dumps(content, indent=2))
+            _write(self._out, json.dumps(content, indent=2))
         else:
             for line in lines:
-                _write(sys.stdout, line)
+                _write(self._out, line)
 
     def error(self, error: ArchiveError, seconds: float) -> None:
         """Print why the command failed."""
         _write(sys.stderr, f"brevis: {error}")
         if self.json:
             failure = {"kind": error.kind, "message": str(error), "next_step": error.next_step}
-            _write(sys.stdout, json.dumps({"error": failure, "seconds": round(seconds, 3)}, indent=2))
+            _write(self._out, json.dumps({"error": failure, "seconds": round(seconds, 3)}, indent=2))
 
     def progress(self, title: str, interval_seconds: int, total_bytes: int = 0) -> Progress:
         """Return a progress display for a command; the total may be told later."""
