@@ -222,10 +222,10 @@ def test_damage_is_found_at_the_level_that_promises_it(
 def test_what_decodes_to_other_bytes_is_found_by_decoding(archive: Path, capsys: Capture, monkeypatch: Patch) -> None:
     """A record of the right digest that decodes wrongly, as a fault of a decoder would have it."""
 
-    def faulty(record: memoryview, *, n_bytes: int, **named: Any) -> Any:
+    def faulty(record: memoryview, *books: Any, n_bytes: int, **named: Any) -> Any:
         wrong = bytearray(record)
         wrong[-1] ^= 1 if n_bytes == 5000 else 0
-        return execute(wrong, n_bytes=n_bytes, **named)
+        return execute(wrong, *books, n_bytes=n_bytes, **named)
 
     monkeypatch.setattr(reading, "execute", faulty)
     assert Ran(capsys, "verify", archive, "--level", "bytes").code == 0
