@@ -13,7 +13,6 @@ from blake3 import blake3
 
 from operators.errors import (
     ArchiveNotFoundError,
-    DamageError,
     DeniedError,
     DigestError,
     ExistsError,
@@ -348,14 +347,6 @@ def missing_packs(store: SourceStore, sizes: Mapping[bytes, int]) -> list[Findin
         return None if n_bytes == item[1] else Finding(key, "wrong_size", f"expected {item[1]} bytes, found {n_bytes}")
 
     return [found for found in each(fault, sizes.items()) if found]
-
-
-def faults_of(store: SourceStore, snapshot: Snapshot) -> list[Finding]:
-    """Return what a snapshot refers to and cannot be found: its manifest, or packs of its size."""
-    try:
-        return missing_packs(store, pack_sizes(load_manifest(store, snapshot)))
-    except (DamageError, NotFoundError) as error:
-        return [Finding(manifest_key(snapshot.manifest), error.kind, str(error))]
 
 
 # -- small requests ----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import garbage
-from pipeline.archive import faults_of, find_snapshot
+from pipeline.archive import find_snapshot, load_manifest, missing_packs, pack_sizes
 from pipeline.garbage import collect
 from pipeline.retention import Kept, Policy, decide_kept
 from pipeline.store_s3 import PART_BYTES, S3Store
@@ -224,4 +224,4 @@ def test_gc_on_s3(monkeypatch: pytest.MonkeyPatch) -> None:
         result = collect(store, 0)
         left = {info.key for info in store.list("packs/")}
         assert result.removed > len(packs - left) > 0
-        assert faults_of(store, find_snapshot(store)) == []
+        assert missing_packs(store, pack_sizes(load_manifest(store, find_snapshot(store)))) == []
