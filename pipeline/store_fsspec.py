@@ -66,19 +66,22 @@ class FsspecSource:
 
     def list(self, prefix: str = "") -> Listing:
         """See `SourceStore.list`."""
+        # A listing may carry other tokens than a look at the object, and only equal tokens can be compared.
+        return sorted(map(self.head, self._keys(prefix)), key=key_order)
+
+    def _keys(self, prefix: str) -> Iterator[str]:
         scope = self._resolved()
         wanted = scope.narrow(prefix)
         if wanted is None:
-            return []
+            return
         files, _ = self._connected()
         with _typed(self.url):
             try:
                 names = files.find(scope.folder.rstrip("/") or "/")
             except FileNotFoundError:
                 names = []
-        keys = [name[len(scope.folder) :] for name in names]
-        # A listing may carry other tokens than a look at the object, and only equal tokens can be compared.
-        return sorted((self.head(key) for key in keys if key.startswith(wanted) and scope.selects(key)), key=key_order)
+        keys = (name[len(scope.folder) :] for name in names)
+        yield from (key for key in keys if key.startswith(wanted) and scope.selects(key))
 
     def now(self) -> int:
         """See `SourceStore.now`: that of this machine, as fsspec tells no other."""
@@ -92,25 +95,26 @@ class FsspecSource:
         StoreError
             The file system does not tell when a file was written.
         """
-        files, _ = self._connected()
-        for info in self.list(prefix):
-            with _typed(info.key):
-                found = files.info(self._full(info.key))
+        for key in self._keys(prefix):
+            found = self._look(key)
             written = next((found[name] for name in _TIMES if found.get(name) is not None), None)
             if isinstance(written, datetime):
                 written = written.replace(tzinfo=written.tzinfo or UTC).timestamp()
             if not isinstance(written, int | float):
-                raise StoreError("a time of writing", f"{written!r}", info.key, "keep the archive in S3 or in a folder")
-            yield Dated(info.key, info.n_bytes, int(written))
+                raise StoreError("a time of writing", f"{written!r}", key, "keep the archive in S3 or in a folder")
+            yield Dated(key, _info(key, found).n_bytes, int(written))
 
     def head(self, key: str) -> ObjectInfo:
         """See `SourceStore.head`."""
+        return _info(key, self._look(key))
+
+    def _look(self, key: str) -> Mapping[str, Any]:
         files, _ = self._connected()
         with _typed(key):
-            info = files.info(self._full(key))
+            info: Mapping[str, Any] = files.info(self._full(key))
         if info["type"] != "file":
             raise NotFoundError("an object", "a folder", key)
-        return _info(key, info)
+        return info
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """See `SourceStore.get`."""
