@@ -219,6 +219,7 @@ class _Cache:
 
     def __init__(self, archive: SourceStore) -> None:
         self._archive = archive
+        self._decoder = Decoder(archive)  # given memory of its own for each segment, it shares books alone
         self._lock = Lock()
         self._kept: OrderedDict[bytes | None, memoryview] = OrderedDict()
         self._n_bytes = 0
@@ -232,7 +233,7 @@ class _Cache:
             self._make_room(row.n_bytes)  # first, so that no more is ever there
         data = np.frombuffer(aligned_buffer(row.n_bytes), np.uint8)
         for _, record in read_records(self._archive, [row]):
-            Decoder(self._archive).decode(row, record, data)
+            self._decoder.decode(row, record, data)
         with self._lock:
             if row.digest not in self._kept:
                 self._make_room(row.n_bytes)

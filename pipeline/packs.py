@@ -286,9 +286,10 @@ class PackBooks:
         if row.program is not None and f"{Fixed.name}[" not in row.program:
             return None
         place = Place.of(row)
-        if self._kept is None or self._kept[0] != place.pack:
-            self._kept = place.pack, self._read(place)
-        return self._kept[1]
+        kept = self._kept  # looked at once: threads may share these books
+        if kept is None or kept[0] != place.pack:
+            kept = self._kept = place.pack, self._read(place)
+        return kept[1]
 
     def _read(self, place: Place) -> Books:
         pack = ObjectInfo(pack_key(place.pack), place.pack_bytes, "")
