@@ -23,7 +23,8 @@ from pipeline.progress import Progress
 from pipeline.store import SourceStore, Store, open_source, open_store
 from pipeline.summary import Summary
 
-ARCHIVED, UNCHANGED, INCOMPLETE, UNFINISHED, FAILED = "archived", "unchanged", "incomplete", "unfinished", "failed"
+OUTCOMES = ("archived", "unchanged", "incomplete", "unfinished", "failed")
+ARCHIVED, UNCHANGED, INCOMPLETE, UNFINISHED, FAILED = OUTCOMES
 """What came of a checkpoint: committed; nothing to do; committed without items that failed; still written; nothing."""
 
 
@@ -36,7 +37,7 @@ class Entry:
     checkpoint : str
         Its name in the archive: its key below the source.
     outcome : str
-        One of the five above.
+        One of `OUTCOMES`.
     reason : str
         Why it is unfinished or failed.
     summary : Summary or None
@@ -71,7 +72,7 @@ class NightSummary:
             "source": self.source,
             "started": self.started,
             "seconds": round(self.seconds, 3),
-            "outcomes": {name: self.count(name) for name in (ARCHIVED, UNCHANGED, INCOMPLETE, UNFINISHED, FAILED)},
+            "outcomes": {name: self.count(name) for name in OUTCOMES},
             "source_bytes": sum(summary.source_bytes for summary in new),
             "stored_bytes": sum(summary.stored_bytes for summary in new),
             "checkpoints": [
@@ -87,7 +88,7 @@ class NightSummary:
 
     def text(self) -> str:
         """Return the summary in a line."""
-        counts = [f"{self.count(name)} {name}" for name in (ARCHIVED, UNCHANGED, INCOMPLETE, UNFINISHED, FAILED)]
+        counts = [f"{self.count(name)} {name}" for name in OUTCOMES]
         return f"archive: {len(self.entries)} checkpoints: {', '.join(counts)}, {self.seconds:.1f} s"
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import pytest
 from blake3 import blake3
 
+from pipeline import commit
 from pipeline.archive import checkpoints, load_manifest, load_snapshot, manifest_key, pack_sizes
 from pipeline.packs import pack_key
 from pipeline.reading import Decoder, check_files
 from pipeline.rows import from_parquet
 from pipeline.snapshots import Snapshot
-from pipeline.store import PROBE_KEY, SourceStore
+from pipeline.store import PROBE_KEY, SourceStore, Store
 from pipeline.verify import Verifier, pack_items
 
 ANY_BYTES = 1 << 30
@@ -83,3 +86,17 @@ def _check_name(key: str, data: bytes) -> None:
         assert name == f"{digest[:2]}/{digest}", f"{key} has other bytes"
     elif kind == "manifests":
         assert name == f"{digest}.parquet", f"{key} has other bytes"
+
+
+def publish_before_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plant a fault: a commit puts its snapshot before the manifest that this names."""
+    held: list[tuple[Any, ...]] = []
+    publish, put_manifest = commit._publish, commit._put_manifest
+    monkeypatch.setattr(commit, "_put_manifest", lambda *args: held.append(args))
+
+    def publish_first(store: Store, snapshot: Snapshot) -> Snapshot:
+        stored = publish(store, snapshot)
+        put_manifest(*held.pop())
+        return stored
+
+    monkeypatch.setattr(commit, "_publish", publish_first)

@@ -64,6 +64,7 @@ from pipeline.segments import layout_of
 from pipeline.snapshots import Snapshot, from_json
 from pipeline.store import ObjectInfo, Store
 from tests import cases
+from tests.invariants import publish_before_manifest
 from tests.memory_store import FaultyStore, Killed, MemoryStore, at_every_call, kill
 from tests.strategies import damage
 
@@ -260,16 +261,7 @@ def test_a_run_killed_at_any_call_leaves_the_old_state_or_the_new() -> None:
 
 
 def test_the_sweep_notices_a_snapshot_before_its_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
-    late: list[tuple[Any, ...]] = []
-    publish, put_manifest = commit_module._publish, commit_module._put_manifest
-    monkeypatch.setattr(commit_module, "_put_manifest", lambda *args: late.append(args))
-
-    def publish_first(store: Store, snapshot: Snapshot) -> Snapshot:
-        stored = publish(store, snapshot)
-        put_manifest(*late.pop())
-        return stored
-
-    monkeypatch.setattr(commit_module, "_publish", publish_first)
+    publish_before_manifest(monkeypatch)
     with pytest.raises((AssertionError, NotFoundError)):
         sweep()
 

@@ -22,11 +22,10 @@ from operators.run import encode
 from pipeline import archive, commit, planning, sampling, store_local, tasks
 from pipeline.cli import main
 from pipeline.executors import SerialExecutor
-from pipeline.snapshots import Snapshot
 from pipeline.store import Store
 from pipeline.store_local import LocalStore
 from tests import cases
-from tests.invariants import Watched
+from tests.invariants import Watched, publish_before_manifest
 from tests.memory_store import FaultyStore, Killed, MemoryStore, at_every_call, kill, reach
 from tests.pipeline.test_jobs import Capture, Patch, Ran
 
@@ -194,16 +193,7 @@ def test_packs_after_the_snapshot_are_noticed(nights: Nights) -> None:
 
 
 def test_a_manifest_after_the_snapshot_is_noticed(nights: Nights, monkeypatch: Patch) -> None:
-    held: list[tuple[Any, ...]] = []
-    publish, put_manifest = commit._publish, commit._put_manifest
-    monkeypatch.setattr(commit, "_put_manifest", lambda *args: held.append(args))
-
-    def publish_first(store: Store, snapshot: Snapshot) -> Snapshot:
-        stored = publish(store, snapshot)
-        put_manifest(*held.pop())
-        return stored
-
-    monkeypatch.setattr(commit, "_publish", publish_first)
+    publish_before_manifest(monkeypatch)
     assert nights.run(MemoryStore()) == 0
     with pytest.raises(NOTICED):
         sweep(nights)
