@@ -26,7 +26,7 @@ from operators.errors import (
 from pipeline.packs import pack_key
 from pipeline.plan import Finding
 from pipeline.rows import Row, from_parquet
-from pipeline.snapshots import LAYOUT_VERSION, Snapshot, from_json
+from pipeline.snapshots import LAYOUT_VERSION, Snapshot, from_json, time_text
 from pipeline.store import SourceStore, Store
 
 FORMAT_KEY = "FORMAT"
@@ -260,7 +260,7 @@ def latest_time(text: str) -> str:
         raise UsageError("YYYY-MM-DD or YYYY-MM-DDTHH:MM:SSZ", text, "--as-of") from error
     if not re.search(r"[0-9][T ][0-9]", text):
         time = time.replace(hour=23, minute=59, second=59)
-    return time.replace(tzinfo=time.tzinfo or UTC).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return time_text(time.replace(tzinfo=time.tzinfo or UTC).astimezone(UTC))
 
 
 def load_manifest(store: SourceStore, snapshot: Snapshot) -> list[Row]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import zstandard
@@ -38,7 +38,7 @@ from pipeline.plan import Finding, select
 from pipeline.planning import Planned, plan_run
 from pipeline.progress import Progress
 from pipeline.retention import add_tags
-from pipeline.snapshots import Snapshot
+from pipeline.snapshots import Snapshot, package_version, time_text
 from pipeline.store import ObjectInfo, SourceStore, Store, open_source, open_store, split_url
 from pipeline.summary import Failed, Summary, stored_bytes_of
 from pipeline.tasks import ArchiveJob
@@ -175,7 +175,7 @@ class ArchiveRun:
         summary.unchanged_bytes = sum(row.n_bytes for row in planned.unchanged)
         summary.deduplicated_bytes = shared_bytes(rows, earlier)
         rows += planned.unchanged
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = time_text(datetime.now(UTC))
         snapshot = commit(self.archive, draft, rows, self.source.list, now)
         summary.failures += self._strict(planned.warnings)
         return self._finished(summary, snapshot, started)
@@ -256,14 +256,6 @@ class ArchiveRun:
         summary.content = snapshot.content
         summary.seconds = time.monotonic() - started
         return summary
-
-
-def package_version() -> str:
-    """Return the version of the package, also where it runs from a checkout."""
-    try:
-        return version("brevis")
-    except PackageNotFoundError:
-        return "0+checkout"
 
 
 def inside_source(source_url: str, archive_url: str) -> str | None:

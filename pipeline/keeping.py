@@ -15,6 +15,7 @@ from pipeline.garbage import HOUR, Collected, collect, mark
 from pipeline.rebuild import LostRun, commit_lost, find_lost, lost_runs, rebuild_manifest
 from pipeline.report import Report, printable
 from pipeline.retention import Kept, Policy, decide_kept, expire, read_kept, revive
+from pipeline.snapshots import package_version, time_text
 from pipeline.store import Store, open_store
 from pipeline.summary import DONE, FAILED_ITEMS, Failed
 
@@ -100,10 +101,8 @@ def rebuild(arguments: argparse.Namespace, run: Run, report: Report) -> int:
     if (arguments.run is None) is not (arguments.name is None):
         raise UsageError("--run and --name, or neither", "one of them", "rebuild")
     if arguments.run is not None:
-        from pipeline.driver import package_version  # it needs the search
-
         lost = find_lost(store, arguments.run)
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = time_text(datetime.now(UTC))
         snapshot = commit_lost(store, lost, arguments.name, package_version(), now)
         content = {"command": "rebuild", "snapshot": snapshot.name, "manifest": snapshot.manifest, **_told(lost)}
         report.give(content, [f"{snapshot.name} holds {len(lost.files)} files of the run {lost.run}"])
@@ -193,4 +192,4 @@ def _lines(result: Collected, removed: list[str], *, dry_run: bool) -> list[str]
 
 
 def _utc(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return time_text(datetime.fromtimestamp(seconds, UTC))

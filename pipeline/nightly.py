@@ -20,6 +20,7 @@ from pipeline.checkpoints import TRACKER_BYTES_MAX, Found, find_checkpoints, why
 from pipeline.driver import ArchiveRun, Order, inside_source
 from pipeline.executors import Executor
 from pipeline.progress import Progress
+from pipeline.snapshots import time_text
 from pipeline.store import SourceStore, Store, open_source, open_store
 from pipeline.summary import Summary
 
@@ -151,7 +152,7 @@ class ArchiveNight:
         """Archive each of `found` that is whole; store and return what came of them."""
         started = time.monotonic()
         create_archive(self._archive, single_writer=self._order.single_writer)
-        night = NightSummary(self._order.source_url, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+        night = NightSummary(self._order.source_url, time_text(datetime.now(UTC)))
         for checkpoint, unfinished in found:
             if unfinished is not None:
                 night.entries.append(Entry(checkpoint.name, UNFINISHED, unfinished))

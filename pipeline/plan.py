@@ -145,10 +145,14 @@ def matches(key: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names for pattern in wanted)
 
 
+def is_selected(key: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
+    """Whether the filters leave `key`: all do where none are given; see `matches` for the rule."""
+    return (not include or matches(key, include)) and not matches(key, exclude)
+
+
 def select(listing: Iterable[ObjectInfo], include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[ObjectInfo]:
     """Return the objects that the filters leave, in the order of their keys; see `matches` for the rule."""
-    taken = (info for info in listing if (not include or matches(info.key, include)) and not matches(info.key, exclude))
-    return sorted(taken, key=key_order)
+    return sorted((info for info in listing if is_selected(info.key, include, exclude)), key=key_order)
 
 
 def make_plan(

@@ -21,7 +21,7 @@ from operators.errors import DamageError, FormatError, NothingMatchedError, Unsu
 from operators.run import execute
 from pipeline.ahead import ahead
 from pipeline.packs import WINDOW_BYTES, PackBooks, Record, read_records, record_windows
-from pipeline.plan import matches
+from pipeline.plan import is_selected
 from pipeline.rows import Row
 from pipeline.segments import Tensor, tensors_of
 from pipeline.segments.header import HEADER_BYTES_MAX, Header
@@ -93,7 +93,7 @@ def archived_files(
     files = [
         ArchivedFile(entry, by_file.get(entry.key, ()))
         for entry in snapshot.files
-        if (not include or matches(entry.key, include)) and not matches(entry.key, exclude)
+        if is_selected(entry.key, include, exclude)
     ]
     if not files:
         found = f"none of {len(snapshot.files)}"

@@ -11,6 +11,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from configs.loader import canonical_json
@@ -28,6 +30,19 @@ JSON_DEPTH_MAX = 8
 """Deepest nesting of values in a snapshot; what later steps do with a value recurses."""
 
 _HEX = re.compile(r"[0-9a-f]{64}")
+
+
+def package_version() -> str:
+    """Return the version of the package, also where it runs from a checkout."""
+    try:
+        return version("brevis")
+    except PackageNotFoundError:
+        return "0+checkout"
+
+
+def time_text(moment: datetime) -> str:
+    """Return a time in UTC as snapshots state it, to the second."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,12 +31,12 @@ from pipeline.archive import (
 from pipeline.comparing import SourceItem, SourceJob, compare_listing, source_items
 from pipeline.executors import Executor
 from pipeline.packs import pack_key
-from pipeline.plan import Finding, matches
+from pipeline.plan import Finding, is_selected
 from pipeline.reading import check_files
 from pipeline.report import Report
 from pipeline.rows import Row
 from pipeline.scrubbing import Looked, chosen_part, put_receipt
-from pipeline.snapshots import FileEntry, Snapshot
+from pipeline.snapshots import FileEntry, Snapshot, package_version
 from pipeline.store import SourceStore, open_source, open_store
 from pipeline.summary import DONE, FAILED_ITEMS, MISMATCH, Failed, Summary, stored_bytes_of
 from pipeline.verify import Part, VerifyJob, pack_items
@@ -105,8 +105,6 @@ def _stamp(moment: datetime) -> str:
 
 
 def _put_receipt(arguments: argparse.Namespace, run: Run, looked: Looked, summary: Summary) -> None:
-    from pipeline.driver import package_version  # it needs the search
-
     done = replace(looked, ended=_stamp(datetime.now(UTC)), writer=package_version())
     put_receipt(open_store(arguments.archive, run.storage_options), done, summary)
 
@@ -141,12 +139,7 @@ def _filtered(arguments: argparse.Namespace) -> bool:
 
 
 def _entries(snapshot: Snapshot, arguments: argparse.Namespace) -> list[FileEntry]:
-    return [
-        entry
-        for entry in snapshot.files
-        if (not arguments.include or matches(entry.key, arguments.include))
-        and not matches(entry.key, arguments.exclude)
-    ]
+    return [one for one in snapshot.files if is_selected(one.key, arguments.include, arguments.exclude)]
 
 
 def _source_items(
