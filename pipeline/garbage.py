@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
 
 from operators.errors import ConflictError, DamageError, NotFoundError
 from pipeline.archive import (
@@ -131,7 +131,7 @@ def mark(store: Store, floor_seconds: int = FLOOR_SECONDS) -> Marked:
     marked = Marked(commits, left=[item for item in store.unfinished() if item.written < border])
     found: tuple[dict[str, int], ...] = tuple({} for _ in _KINDS)
     for item in _objects(store):
-        kind = next((number for number, name in enumerate(_KINDS) if name.fullmatch(item.key)), None)
+        kind = _kind_of(item.key)
         if kind is None:
             continue
         run = _RUN.match(item.key)
@@ -143,6 +143,11 @@ def mark(store: Store, floor_seconds: int = FLOOR_SECONDS) -> Marked:
             found[kind][item.key] = item.n_bytes
     marked.garbage = {key: n_bytes for part in found for key, n_bytes in sorted(part.items())}
     return marked
+
+
+def _kind_of(key: str) -> int | None:
+    """Return the place of the kind of an object in `_KINDS`, None where its name is none of an archive."""
+    return next((number for number, name in enumerate(_KINDS) if name.fullmatch(key)), None)
 
 
 def _reach(store: Store, key: str, live: set[str], runs: set[str]) -> None:
@@ -247,7 +252,7 @@ def _remove(
         for batch in _batches(victims):
             if _commits(store) != marked.snapshots or store.now() - begun >= SWEEP_SECONDS:
                 break  # somebody committed: look again
-            for _, group in _by_kind(batch):  # a receipt is gone before its pack goes
+            for group in _by_kind(batch):  # a receipt is gone before its pack goes
                 each(store.delete, group)
             for name, n_bytes in batch:
                 result.removed, result.removed_bytes = result.removed + 1, result.removed_bytes + n_bytes
@@ -262,10 +267,7 @@ def _batches(victims: Iterable[tuple[str, int]]) -> Iterator[list[tuple[str, int
         yield batch
 
 
-def _by_kind(batch: list[tuple[str, int]]) -> Iterator[tuple[int, list[str]]]:
+def _by_kind(batch: list[tuple[str, int]]) -> Iterator[list[str]]:
     """Group neighbours of a batch, which is in the order of removal, by kind."""
-    for number, name in enumerate(_KINDS):
-        earlier = _KINDS[:number]
-        group = [key for key, _ in batch if name.fullmatch(key) and not any(one.fullmatch(key) for one in earlier)]
-        if group:
-            yield number, group
+    for _, group in groupby((key for key, _ in batch), _kind_of):
+        yield list(group)

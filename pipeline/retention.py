@@ -9,7 +9,7 @@ snapshot stays if any rule keeps it. Beyond restic, the newest stays always, and
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from blake3 import blake3
@@ -104,9 +104,7 @@ def decide_kept(snapshots: Sequence[Kept], policy: Policy) -> list[Kept]:
     for name, found in (("newest", known[:1]), ("newest complete", [one for one in known if one.complete][:1])):
         for one in found:
             reasons[one.seq].append(name)
-    return [
-        Kept(one.checkpoint, one.seq, one.time, one.tags, one.complete, tuple(reasons[one.seq])) for one in newest_first
-    ]
+    return [replace(one, reasons=tuple(reasons[one.seq])) for one in newest_first]
 
 
 def _time(one: Kept) -> datetime:
