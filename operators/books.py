@@ -7,7 +7,8 @@ and families are ours.
 
 A book on the wire is `BOOK_MAGIC`, a byte of zero (the version), one each for `width_bits` and `escape_length`,
 two bytes each for `first` and the number of lengths, then the lengths, two to a byte, the first in the low half.
-Its id is the first 8 bytes of the BLAKE3 digest of that, its number the first 4 of them, little-endian.
+Its id is the first 8 bytes of the BLAKE3 digest of that, its number the low 14 bits of the first 2, little-endian: two
+bytes on the wire. Books that literals of one pack name have numbers of their own.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MAX_LENGTH: Final = 12
 MAX_WIDTH_BITS: Final = 12
 """Of the words that a book codes."""
 ID_BYTES: Final = 8
-NUMBER_BITS: Final = 32
+NUMBER_BITS: Final = 14
 MAX_BOOKS_BYTES: Final = 1 << 20
 """Of books that are stored together."""
 SLACK_BYTES: Final = 64
@@ -115,7 +116,7 @@ class Book:
     @property
     def number(self) -> int:
         """What a literal names the book by: a part of its id."""
-        return int.from_bytes(self.id[: NUMBER_BITS // 8], "little")
+        return int.from_bytes(self.id[:2], "little") % (1 << NUMBER_BITS)
 
     @property
     def size(self) -> int:
@@ -234,21 +235,31 @@ class Books:
     """
 
     def __init__(self, books: Iterable[Book] = ()) -> None:
-        self._books = {book.id: book for book in books}
-        self._numbers = {book.number: book for book in self._books.values()}
+        self._books: dict[bytes, Book] = {}
+        self._numbers: dict[int, set[bytes]] = {}
+        for book in books:
+            self._take(book)
+
+    def _take(self, book: Book) -> None:
+        self._books[book.id] = book
+        self._numbers.setdefault(book.number, set()).add(book.id)
 
     def __getitem__(self, book_id: bytes) -> Book:
         """Return a book. Raises UnsupportedError where it is not there."""
-        return self._found(self._books.get(book_id), book_id)
+        return self._found(self._books.get(book_id), book_id.hex())
 
     def numbered(self, number: int) -> Book:
-        """Return the book of this number. Raises UnsupportedError where it is not there."""
-        return self._found(self._numbers.get(number), number.to_bytes(NUMBER_BITS // 8, "little"))
+        """Return the book of this number. Raises UnsupportedError where it is not there, FormatError where two are."""
+        ids = sorted(self._numbers.get(number, ()))
+        if len(ids) > 1:
+            found = " and ".join(one.hex() for one in ids)
+            raise FormatError("codebooks with numbers of their own", f"{found} with {number}", "codebooks")
+        return self._found(self._books[ids[0]] if ids else None, f"number {number}")
 
-    def _found(self, book: Book | None, name: bytes) -> Book:
+    def _found(self, book: Book | None, name: str) -> Book:
         if book is None:
             known = ", ".join(one.hex() for one in self._books) or "none"
-            raise UnsupportedError(f"codebook {name.hex()}", known, next_step="load the books that it was written with")
+            raise UnsupportedError(f"codebook {name}", known, next_step="load the books that it was written with")
         return book
 
     def __contains__(self, book_id: object) -> bool:
@@ -265,7 +276,7 @@ class Books:
         book = Book.from_bytes(data)
         if book.id != bytes(book_id):
             raise FormatError(f"codebook {bytes(book_id).hex()}", book.id.hex(), "codebook", "take another copy of it")
-        self._books[book.id] = self._numbers[book.number] = book
+        self._take(book)
 
     def to_bytes(self) -> bytes:
         """Return the books as they are stored, one after the other."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from operators.base import Stream
+from operators.base import Conditioned, Stream
+from operators.books import Books
 from operators.check import check
 from operators.errors import ArchiveError
 from operators.kernels import steps as kernels
@@ -42,7 +43,7 @@ from operators.writing import write_literal
 
 PLAIN = ("", "raw", "bitpack", "huffman", "rans")
 """Encodings that kernels write and read."""
-OTHER = ("lz", "scaled", "scaled_huffman")
+OTHER = ("lz", "scaled", "scaled_huffman", "fixed")
 """Encodings whose literals come between two calls."""
 MOST_WORDS = 1 << 20
 """More are written and read block by block, so that they stay in cache."""
@@ -314,7 +315,7 @@ def payload_bytes(program: Node, words: Words) -> int | None:
 
 
 def encode_small(
-    program: Node, words: Words, digest: bytes, out: NDArray[np.uint8] | None
+    program: Node, words: Words, digest: bytes, out: NDArray[np.uint8] | None, books: Books | None = None
 ) -> tuple[memoryview, Stream, Node, tuple[tuple[Stream, int], ...]] | None:
     """Return what `operators.run.Encoded` holds, or None where the general path has to write the record.
 
@@ -334,7 +335,7 @@ def encode_small(
         index, at = int(found[2 * k + 1]), int(found[2 * k])
         leaf = steps.leaves[index]
         try:
-            written = write_literal(leaf.literal, leaf.words(arena, words), leaf.stream, out[at:])
+            written = write_literal(leaf.literal, leaf.words(arena, words), leaf.stream, out[at:], books)
         except ArchiveError:
             return None
         if written is None:
@@ -359,7 +360,9 @@ def _encode(
     )  # fmt: skip
 
 
-def execute_small(record: Bytes, n_bytes: int | None, out: NDArray[np.uint8] | None) -> tuple[Words, bytes] | None:
+def execute_small(
+    record: Bytes, n_bytes: int | None, out: NDArray[np.uint8] | None, books: Books | None = None
+) -> tuple[Words, bytes] | None:
     """Return the words of a record and the digest that they ought to have, or None where it is for the general path.
 
     Parameters as for `operators.run.execute`. That one reads everything, and says what is wrong with a record.
@@ -380,20 +383,23 @@ def execute_small(record: Bytes, n_bytes: int | None, out: NDArray[np.uint8] | N
         return None
     start = digest_at + DIGEST_BYTES
     arena = BUFFERS.take("arena", steps.arena_bytes)
-    if steps.others and not _read_others(steps, buffer[start:], sizes.tolist(), arena, words):
+    if steps.others and not _read_others(steps, buffer[start:], sizes.tolist(), arena, words, books):
         return None
     if not kernels.decode_steps(data, start, sizes, steps.up, words.itemsize, arena, words.view(np.uint8)):
         return None
     return words, bytes(buffer[digest_at:start])
 
 
-def _read_others(steps: Steps, payloads: memoryview, sizes: list[int], arena: NDArray[np.uint8], words: Words) -> bool:
+def _read_others(
+    steps: Steps, payloads: memoryview, sizes: list[int], arena: NDArray[np.uint8], words: Words, books: Books | None
+) -> bool:
     """Decode the literals that no kernel reads; return whether they can be read."""
     try:
         for index in steps.others:
             leaf, start = steps.leaves[index], sum(sizes[:index])
-            source = leaf.literal.coder.source(payloads[start : start + sizes[index]], leaf.stream)
-            source.read(leaf.words(arena, words))
+            payload, coder = payloads[start : start + sizes[index]], leaf.literal.coder
+            known = (books,) if isinstance(coder, Conditioned) else ()
+            coder.source(payload, leaf.stream, *known).read(leaf.words(arena, words))
     except ArchiveError:
         return False
     return True

@@ -105,7 +105,7 @@ def encode(
         It names a codebook that is not among `books`.
     """
     digest = digest or digest_of(words)
-    small = encode_small(program, words, digest, out)
+    small = encode_small(program, words, digest, out, books)
     if small is not None:
         return Encoded(*small)
     stream = Stream(words.dtype.itemsize * 8, words.size)
@@ -161,7 +161,7 @@ def execute(
         The record needs a newer reader, or a codebook that is not among `books`.
     """
     wanted = None if expected is None else np.frombuffer(bytes_of(expected), np.uint8)
-    small = execute_small(record, n_bytes, out)
+    small = execute_small(record, n_bytes, out, books)
     if small is not None:
         words, stored = small
         is_right = digest_of(words) == stored if wanted is None else _is_same(words, wanted)

@@ -362,7 +362,9 @@ class _Gathered(_End):
         return end
 
 
-def write_literal(literal: Literal, words: Words, stream: Stream, out: NDArray[np.uint8]) -> tuple[int, int] | None:
+def write_literal(
+    literal: Literal, words: Words, stream: Stream, out: NDArray[np.uint8], books: Books | None = None
+) -> tuple[int, int] | None:
     """Write one literal to `out`.
 
     Parameters
@@ -372,6 +374,8 @@ def write_literal(literal: Literal, words: Words, stream: Stream, out: NDArray[n
         All of `stream`, in its container.
     out : uint8 array
         The caller's, with room for what comes after.
+    books : Books, optional
+        Codebooks that the literal may name.
 
     Returns
     -------
@@ -387,8 +391,9 @@ def write_literal(literal: Literal, words: Words, stream: Stream, out: NDArray[n
     coder = literal.coder if literal.encoding else None
     if isinstance(coder, Conditioned):
         n_bytes = -1
-        if out.size >= stream.n_bytes:
-            n_bytes = coder.write(words, out[: stream.n_bytes], thorough=literal.thorough)
+        room = coder.room(stream)
+        if out.size >= room:
+            n_bytes = coder.write(words, out[:room], thorough=literal.thorough, books=books)
         return None if n_bytes < 0 else (coder.code, n_bytes)
     profiler = Profiler(stream, literal.encoding)
     for start in range(0, words.size, BLOCK_WORDS):

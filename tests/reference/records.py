@@ -316,7 +316,7 @@ class Book:
 
     @property
     def number(self) -> int:
-        return int.from_bytes(self.id[:4], "little")
+        return int.from_bytes(self.id[:2], "little") % (1 << 14)
 
 
 def fixed(b: int, n: int, data: bytes, book: Book, shift: int) -> Words:
