@@ -288,7 +288,7 @@ def commit(
     ordered = sorted((row for row in rows if row.file in kept), key=row_order)
     check_tiles({info.key: info.n_bytes for info in files}, ordered, "receipts")
     sizes = pack_sizes(ordered)
-    manifest = to_parquet(ordered)
+    manifest = to_manifest(ordered)
     snapshot = Snapshot(
         checkpoint=draft.checkpoint,
         seq=draft.base + 1,
@@ -319,6 +319,11 @@ def commit(
         raise NotFoundError("the packs of this run", gone[0].detail, gone[0].key, "remove its receipts and run again")
     _refuse_changed(files, list_again())
     return _publish(store, snapshot)
+
+
+def to_manifest(rows: Iterable[Row]) -> bytes:
+    """Return ordered rows as a manifest has them: without the place in the plan, which no pack tells."""
+    return to_parquet(replace(row, task=0) for row in rows)
 
 
 def file_entries(files: Iterable[ObjectInfo], rows: Iterable[Row]) -> list[FileEntry]:

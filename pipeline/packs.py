@@ -36,31 +36,26 @@ INDEX_BYTES_MAX = 1 << 30
 """Most bytes of an index as rows."""
 BOOKS_READ_BYTES = 4 << 10
 """Last bytes of a pack, which nearly always hold all of its codebooks."""
+SAMPLED = bytes(8)
+"""Stands in an index for any fingerprint."""
 GAP_BYTES = 1 << 20
 """Records this close together in a pack are read in one go."""
 
 
 def pack_index(rows: Iterable[Row]) -> bytes:
-    """Return the index of a pack: one zstandard frame of the rows, without what the records themselves say.
-
-    Without the place in the plan too, so that a task that did not change is the same pack every night.
-    """
+    """Return the index of a pack: one zstandard frame of the rows of its task, as `index_row` has them."""
     return zstandard.ZstdCompressor(level=INDEX_LEVEL).compress(to_parquet(map(index_row, rows)))
 
 
 def index_row(row: Row) -> Row:
-    """Return `row` as the index of its pack has it."""
-    return replace(
-        row,
-        task=0,
-        digest=None,
-        program=None,
-        stored_digest=None,
-        expansions=None,
-        pack=None,
-        pack_bytes=None,
-        fingerprint=None,
-    )
+    """Return `row` as the index of the pack of its task has it.
+
+    What its record says is left out, unless that is in another pack; of a fingerprint, which the segment gives again,
+    only that there is one. The place in the plan is left out too, so that a task that did not change is the same pack
+    every night.
+    """
+    row = replace(row, task=0, fingerprint=None if row.fingerprint is None else SAMPLED)
+    return row if row.pack is not None else replace(row, digest=None, program=None, stored_digest=None)
 
 
 def read_index(data: Bytes, where: str) -> list[Row]:

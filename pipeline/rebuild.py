@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 from blake3 import blake3
@@ -29,10 +29,10 @@ from pipeline.archive import (
     receipt_key,
 )
 from pipeline.canonical import digest_of_json
-from pipeline.commit import Draft, commit, find_base
+from pipeline.commit import Draft, commit, find_base, to_manifest
 from pipeline.packs import pack_key
 from pipeline.plan import Finding
-from pipeline.rows import Row, from_parquet, row_order, to_parquet
+from pipeline.rows import Row, from_parquet, row_order
 from pipeline.snapshots import Snapshot
 from pipeline.store import ObjectInfo, SourceStore, Store
 
@@ -82,13 +82,11 @@ def rebuild_manifest(store: Store, snapshot: Snapshot) -> None:
         check_tiles({entry.key: entry.n_bytes for entry in snapshot.files}, found, key)
     except DamageError as error:
         raise NotFoundError("the receipts of this snapshot", str(error), key, "restore it from another copy") from error
-    for rows in (_as_planned(store, snapshot.run, found), found):
-        data = to_parquet(rows)
-        if blake3(data).hexdigest() == snapshot.manifest:
-            store.put(key, data)
-            manifest_bytes(store, snapshot)  # reads it back
-            return
-    raise DigestError("rows of the manifest that the snapshot names", "others", key, "restore it from another copy")
+    data = to_manifest(found)
+    if blake3(data).hexdigest() != snapshot.manifest:
+        raise DigestError("rows of the manifest that the snapshot names", "others", key, "restore it from another copy")
+    store.put(key, data)
+    manifest_bytes(store, snapshot)  # reads it back
 
 
 def lost_runs(store: SourceStore) -> list[str]:
@@ -114,7 +112,7 @@ def find_lost(store: SourceStore, run: str) -> LostRun:
     DamageError
         A receipt is damaged.
     """
-    rows = _as_planned(store, run, _receipts(store, run))
+    rows = _receipts(store, run)
     if not rows:
         raise ArchiveNotFoundError("a run with receipts", "none", f"runs/{run}", "see `brevis rebuild ARCHIVE`")
     missing = {finding.key for finding in missing_packs(store, pack_sizes(rows))}
@@ -178,13 +176,7 @@ def _plan(store: SourceStore, run: str) -> list[Row]:
     try:
         return from_parquet(store.get(plan_key(run), max_bytes=ROWS_BYTES_MAX), plan_key(run))
     except (NotFoundError, DamageError):
-        return []  # it only tells in which task a segment was, and which files were to come
-
-
-def _as_planned(store: SourceStore, run: str, rows: Iterable[Row]) -> list[Row]:
-    """Return `rows` with the task that the plan gives each: a receipt may be of another attempt."""
-    tasks = {(row.file, row.offset_bytes): row.task for row in _plan(store, run)}
-    return [replace(row, task=tasks.get((row.file, row.offset_bytes), row.task)) for row in rows]
+        return []  # it only tells which files were to come
 
 
 def _sizes(rows: Iterable[Row]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Rows: one schema for the plan, receipts, the index of a pack and the manifest. The only importer of pyarrow.
 
 A row is a segment. The plan fills the columns that describe the source, a receipt the rest, the index of a
-pack all that does not name the pack, and a manifest is the receipts in the order of files and offsets.
+pack all that the pack itself does not say, and a manifest is the receipts in the order of files and offsets.
 
 As bytes, rows are Parquet written with fixed settings, so that equal rows are equal bytes, with a checksum
 on each page. Pages alone leave the footer unprotected (9 of 1,500 single-bit flips there changed values
@@ -55,15 +55,13 @@ class Row:
     format, reason : str, str or None
         As in `pipeline.segments.Layout`; the same in all rows of a file.
     task : int
-        Ordinal of the task that stores the segment.
+        Ordinal of the task that stores the segment, in a plan and a receipt; 0 elsewhere.
     digest : bytes or None
         BLAKE3-256 of the bytes of the segment. None, like all that follow, in a plan.
     program : str or None
         The program of the record, as text.
     stored_bytes, stored_digest : int or None, bytes or None
         Size and BLAKE3-256 of the record.
-    expansions : int or None
-        Search effort that was spent.
     pack, pack_bytes, pack_offset : bytes or None, int or None, int or None
         Where the record is: BLAKE3-256 and size of the pack, and offset in it. Equal segments share a record.
     fingerprint : bytes or None
@@ -87,7 +85,6 @@ class Row:
     program: str | None = None
     stored_bytes: int | None = None
     stored_digest: bytes | None = None
-    expansions: int | None = None
     pack: bytes | None = None
     pack_bytes: int | None = None
     pack_offset: int | None = None
@@ -134,7 +131,6 @@ SCHEMA = pa.schema(
         pa.field("program", pa.string()),
         pa.field("stored_bytes", pa.int64()),
         pa.field("stored_digest", _DIGEST),
-        pa.field("expansions", pa.int64()),
         pa.field("pack", _DIGEST),
         pa.field("pack_bytes", pa.int64()),
         pa.field("pack_offset", pa.int64()),
@@ -345,7 +341,7 @@ def _check(rows: list[Row], where: str) -> None:
         if not (
             0 <= row.offset_bytes < OFFSET_BYTES_MAX
             and 0 < row.n_bytes <= SEGMENT_BYTES
-            and min(row.row_start, row.n_rows, row.row_words, row.n_tensors, row.task, row.expansions or 0) >= 0
+            and min(row.row_start, row.n_rows, row.row_words, row.n_tensors, row.task) >= 0
             and (row.shape is None or (len(row.shape) <= RANK_MAX and min(row.shape, default=0) >= 0))
             and 0 <= stored_bytes <= RECORD_BYTES
             and 0 <= pack_offset

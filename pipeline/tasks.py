@@ -252,9 +252,8 @@ class TaskWorker:
                 alarms = tuple(self._encoder.alarms)
             # A file that failed midway has no rows; what it left in the pack may serve others.
             rows = [row for row in rows if row.file not in failures]
-            own = [row for row in rows if row.pack is None]
-            digest = pack.finish(pack_index(own))
-            if own:
+            digest = pack.finish(pack_index(rows))
+            if any(row.pack is None for row in rows):
                 with timed("store"):
                     self._archive.put(pack_key(digest), pack.path)
         self._idle.append(memory)
@@ -289,13 +288,12 @@ class TaskWorker:
             first = known.get(row.digest)
             if first is None:
                 with timed("encode"):
-                    encoded, expansions = self._encoder.record(row, data, pack.room(record_room(len(data))))
+                    encoded, _ = self._encoder.record(row, data, pack.room(record_room(len(data))))
                 offset, n_bytes = pack.add(encoded.record), len(encoded.record)
                 stored = replace(
                     row,
                     program=str(encoded.program),
                     stored_bytes=n_bytes,
-                    expansions=expansions,
                     pack_offset=offset,
                 )
                 known[row.digest] = stored
@@ -305,7 +303,6 @@ class TaskWorker:
                     program=first.program,
                     stored_bytes=first.stored_bytes,
                     stored_digest=first.stored_digest,
-                    expansions=0,
                     pack=first.pack,
                     pack_bytes=first.pack_bytes,
                     pack_offset=first.pack_offset,

@@ -156,7 +156,7 @@ class Verifier:
                 raise DigestError(place.pack.hex(), hasher.hexdigest(), key, "restore the pack from another copy")
             footer = self._range(place, place.pack_bytes - PACK_FOOTER_BYTES, place.pack_bytes)
             index = read_index(self._range(place, *index_range(pack_header(), footer, place.pack_bytes)), key)
-            known = {(row.pack_offset, row.stored_bytes, row.n_bytes) for row in index}
+            known = {(row.pack_offset, row.stored_bytes, row.n_bytes) for row in index if row.pack is None}
             for row in rows:
                 if (row.pack_offset, row.stored_bytes, row.n_bytes) not in known:
                     raise FormatError("this record in the index of the pack", "none", f"{key}: {row.where}")

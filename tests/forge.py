@@ -48,7 +48,6 @@ def archive(rows: Iterable[tuple[Row, bytes]], manifest: bytes | None = None, **
                 row,
                 digest=row.digest or bytes(32),
                 program=row.program or "raw",
-                expansions=row.expansions or 0,
                 stored_digest=digest_of(data),
                 stored_bytes=len(data) if row.stored_bytes is None else row.stored_bytes,
                 pack_offset=len(pack) if row.pack_offset is None else row.pack_offset,

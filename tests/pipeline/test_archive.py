@@ -111,7 +111,7 @@ def work(archived: Store, origin: MemoryStore, run: str, task: Task) -> list[Row
                 "stored_bytes": len(data),
                 "pack_offset": len(pack),
             }
-            rows.append(replace(row, program="raw", expansions=0, **place))
+            rows.append(replace(row, program="raw", **place))
             pack += data
     digest = blake3(pack).digest()
     archived.put(pack_key(digest), pack)

@@ -23,7 +23,7 @@ from tests.reference.records import Book, decode_record
 
 COLUMNS = [
     *("file", "offset_bytes", "n_bytes", "tensor", "dtype", "shape", "row_start", "n_rows", "row_words", "n_tensors"),
-    *("format", "reason", "task", "digest", "program", "stored_bytes", "stored_digest", "expansions"),
+    *("format", "reason", "task", "digest", "program", "stored_bytes", "stored_digest"),
     *("pack", "pack_bytes", "pack_offset", "fingerprint"),
 ]
 PLACE = {"task", "pack", "pack_bytes", "pack_offset", "fingerprint"}
@@ -57,7 +57,7 @@ class Pack:
         need(len(left) <= 1 << 20, "too many codebooks")
         while left:
             book = Book.take(left)
-            self.books[book.number] = book
+            need(self.books.setdefault(book.number, book).id == book.id, "two codebooks with one number")
             left = left[book.n_bytes :]
 
 
