@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TypeVar
 from urllib.parse import unquote
@@ -12,6 +13,7 @@ from urllib.parse import unquote
 from blake3 import blake3
 
 from operators.errors import (
+    ArchiveError,
     ArchiveNotFoundError,
     DeniedError,
     DigestError,
@@ -27,10 +29,12 @@ from pipeline.packs import pack_key
 from pipeline.plan import Finding
 from pipeline.rows import Row, from_parquet
 from pipeline.snapshots import LAYOUT_VERSION, Snapshot, from_json, time_text
-from pipeline.store import SourceStore, Store
+from pipeline.store import SourceStore, Store, folder_url
 
 FORMAT_KEY = "FORMAT"
 FORMAT_BYTES_MAX = 1 << 10
+FOLDERS = frozenset({"packs", "runs", "manifests", "snapshots", "tags", "expired", "verify", "gc", "jobs"})
+"""Below which all else lies."""
 SNAPSHOT_BYTES_MAX = 64 << 20
 ROWS_BYTES_MAX = 1 << 30
 CHECKPOINT_BYTES_MAX = 200
@@ -109,6 +113,19 @@ def receipt_key(run: str, task: str) -> str:
 # -- the archive itself -------------------------------------------------------------------------
 
 
+def refuse_own_folders(archive_url: str, url: str) -> None:
+    """Refuse `url`, to read a source from or to restore to, where it is a part of the archive.
+
+    Raises
+    ------
+    UsageError
+        It is.
+    """
+    archive, place = folder_url(archive_url), folder_url(url)
+    if place.startswith(archive) and place.removeprefix(archive).partition("/")[0] in FOLDERS:
+        raise UsageError("a place apart from the archive", "a folder of it", url, "name another")
+
+
 def create_archive(store: Store, *, single_writer: bool = False) -> None:
     """Make the store an archive unless it is one.
 
@@ -128,11 +145,11 @@ def create_archive(store: Store, *, single_writer: bool = False) -> None:
     try:
         open_archive(store)
     except ArchiveNotFoundError:
-        if not single_writer and not store.supports_create_only():
-            raise UsageError(
-                "a store with create-only writes", "one that overwrites", store.url, "use --single-writer or another"
-            ) from None
-        _refuse_other_format(put_once(store, FORMAT_KEY, b"brevis archive, layout %d\n" % LAYOUT_VERSION))
+        with _named(store):
+            if not single_writer and not store.supports_create_only():
+                found, step = "one that overwrites", "use --single-writer or another"
+                raise UsageError("a store with create-only writes", found, store.url, step) from None
+            _refuse_other_format(put_once(store, FORMAT_KEY, b"brevis archive, layout %d\n" % LAYOUT_VERSION))
 
 
 def open_archive(store: SourceStore) -> None:
@@ -147,11 +164,22 @@ def open_archive(store: SourceStore) -> None:
     FormatError
         Something else is in its place.
     """
+    with _named(store):
+        try:
+            data = store.get(FORMAT_KEY, max_bytes=FORMAT_BYTES_MAX)
+        except NotFoundError as error:
+            raise ArchiveNotFoundError("an archive", "no FORMAT object", store.url, "check the location") from error
+        _refuse_other_format(data)
+
+
+@contextmanager
+def _named(store: SourceStore) -> Iterator[None]:
+    """Tell with the place of the archive of what fails where it is met first: mostly the place itself is wrong."""
     try:
-        data = store.get(FORMAT_KEY, max_bytes=FORMAT_BYTES_MAX)
-    except NotFoundError as error:
-        raise ArchiveNotFoundError("an archive", "no FORMAT object", store.url, "check the location") from error
-    _refuse_other_format(data)
+        yield
+    except ArchiveError as error:
+        where = error.where if error.where.startswith(store.url) else f"{store.url.rstrip('/')}/{error.where}"
+        raise type(error)(error.expected, error.found, where, error.next_step) from error
 
 
 def _refuse_other_format(data: bytes) -> None:

@@ -26,6 +26,7 @@ from pipeline.archive import (
     load_manifest,
     load_snapshot,
     open_archive,
+    refuse_own_folders,
 )
 from pipeline.executors import Executor, local_executor
 from pipeline.reading import ArchivedFile, Tensors, archived_files, check_file, range_bytes
@@ -34,7 +35,7 @@ from pipeline.restore import RestoreJob, write_tensor
 from pipeline.retention import checked_tags, tags_of
 from pipeline.rows import Row
 from pipeline.snapshots import Snapshot
-from pipeline.store import SourceStore, open_source, open_store
+from pipeline.store import SourceStore, folder_url, open_source, open_store
 from pipeline.summary import DONE, FAILED_ALL, FAILED_ITEMS, Failed, Summary, stored_bytes_of
 
 if TYPE_CHECKING:
@@ -159,6 +160,9 @@ def restore(arguments: argparse.Namespace, report: Report) -> int:
     """Bring files, or one tensor, back."""
     run = _run_settings(arguments)
     started = time.monotonic()
+    if folder_url(arguments.target) == folder_url(arguments.archive):
+        raise UsageError("a target apart from the archive", "the same place", arguments.target, "name another TARGET")
+    refuse_own_folders(arguments.archive, arguments.target)
     store, snapshot, rows = _open(arguments, run)
     items = archived_files(snapshot, rows, arguments.include, arguments.exclude)
     summary = Summary("restore", snapshot=snapshot.name, run=snapshot.run, content=snapshot.content)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 
 import zstandard
 from blake3 import blake3
@@ -18,8 +17,8 @@ from blake3 import blake3
 from configs.recipe import Config, recipe_digest
 from operators.errors import ArchiveError, ChangedError, DamageError, NothingMatchedError, StoreError, UsageError
 from operators.record import WRITER_REVISION
-from pipeline.archive import create_archive
-from pipeline.calibration import learn_prior
+from pipeline.archive import create_archive, refuse_own_folders
+from pipeline.calibration import Pupil, learn_prior
 from pipeline.commit import (
     Base,
     Draft,
@@ -39,7 +38,7 @@ from pipeline.planning import Planned, plan_run
 from pipeline.progress import Progress
 from pipeline.retention import add_tags
 from pipeline.snapshots import Snapshot, package_version, time_text
-from pipeline.store import ObjectInfo, SourceStore, Store, open_source, open_store, split_url
+from pipeline.store import ObjectInfo, SourceStore, Store, folder_url, open_source, open_store
 from pipeline.summary import Failed, Summary, stored_bytes_of
 from pipeline.tasks import ArchiveJob
 from synth.prior import Prior
@@ -137,7 +136,8 @@ class ArchiveRun:
             return self._up_to_date(summary, unchanged, files, started)
         draft = Draft(self.order.checkpoint, base.seq, recipe, tuple(files), (), package_version())
         task_bytes = self.config.recipe.task_bytes
-        planned = plan_run(self.source, self.archive, draft, earlier, task_bytes, checksum=self.order.checksum)
+        pupil, checksum = Pupil(), self.order.checksum
+        planned = plan_run(self.source, self.archive, draft, earlier, task_bytes, checksum=checksum, watch=pupil.watch)
         draft, plan, failed = planned.draft, planned.plan, planned.failures
         summary.warnings = [*earlier.lost, *planned.warnings, *lint(draft.files, self._read)]
         done = find_receipts(self.archive, draft.run, plan.tasks)
@@ -146,7 +146,7 @@ class ArchiveRun:
         progress.expect(plan.n_bytes)
         progress.add(sum(task.n_bytes for task in plan.tasks if task.ordinal in done))
         pending = earlier.with_candidates(task for task in plan.tasks if task.ordinal not in done)
-        for outcome in executor.run(self._job(planned, base), pending) if pending else ():
+        for outcome in executor.run(self._job(planned, base, pupil), pending) if pending else ():
             task, receipt = outcome.item, outcome.result
             summary.retries += outcome.attempts - 1
             progress.add(task.n_bytes)
@@ -171,7 +171,8 @@ class ArchiveRun:
         draft = replace(draft, failures=findings)
         if not draft.files:
             first = summary.failures[0]
-            raise StoreError("at least one file that can be archived", first.message, first.key, first.next_step)
+            found = f"none: {first.message.removesuffix(f'; {first.next_step}')}"
+            raise StoreError("at least one file that can be archived", found, self.order.source_url, first.next_step)
         summary.unchanged_bytes = sum(row.n_bytes for row in planned.unchanged)
         summary.deduplicated_bytes = shared_bytes(rows, earlier)
         rows += planned.unchanged
@@ -201,14 +202,14 @@ class ArchiveRun:
         prior = blake3(self.base_prior.dump()).hexdigest()
         return recipe_digest(self.config.recipe, prior, WRITER_REVISION, libraries)
 
-    def _job(self, planned: Planned, base: Base) -> ArchiveJob:
+    def _job(self, planned: Planned, base: Base, pupil: Pupil) -> ArchiveJob:
         run, options = planned.draft.run, self.config.recipe.synth
         prior = self.base_prior
         known = find_prior(self.archive, run)
         if known is None and planned.is_small_change and base.snapshot is not None:
             known = self._inherited(base.snapshot.run)
         if known is None and options.prior == "learned" and self.order.prior is None:
-            prior = learn_prior(self.source, planned.plan, options, prior)
+            prior = learn_prior(self.source, planned.plan, options, prior, pupil)
         return ArchiveJob(
             self.order.source_url,
             self.order.archive_url,
@@ -264,18 +265,12 @@ def inside_source(source_url: str, archive_url: str) -> str | None:
     Raises
     ------
     UsageError
-        They are the same place.
+        They are the same place, or the source is a part of the archive.
     """
     # A URL that ends in a star names keys of the folder above it.
     folder = source_url.rpartition("/")[0] if source_url.endswith("*") else source_url
-    source, archive = _place(folder), _place(archive_url)
+    source, archive = folder_url(folder), folder_url(archive_url)
     if source == archive and not source_url.endswith("*"):
         raise UsageError("an archive apart from its source", "the same place", archive_url, "name another ARCHIVE")
+    refuse_own_folders(archive_url, source_url)
     return archive.removeprefix(source) if archive.startswith(source) else None
-
-
-def _place(url: str) -> str:
-    """Return one spelling for each folder, with a slash at its end."""
-    protocol, rest = split_url(url)
-    path = str(Path(rest).resolve()) if protocol == "file" else rest
-    return f"{protocol}://{path.rstrip('/')}/"

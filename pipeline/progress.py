@@ -56,7 +56,7 @@ class Progress:
     def note(self, text: str) -> None:
         """Say what became of an item, where the user wants to know."""
         if self.verbose:
-            tqdm.write(f"{self.title}: {text}", file=sys.stderr)
+            tqdm.write(escaped(f"{self.title}: {text}"), file=sys.stderr)
 
     def add(self, n_bytes: int) -> None:
         """Count `n_bytes` more."""
@@ -66,7 +66,7 @@ class Progress:
             self._bar.update(n_bytes)
         elif self.shown and time.monotonic() - self._last_line >= self.interval_seconds:
             self._last_line = time.monotonic()
-            sys.stderr.write(f"{self.title}: {self.done_bytes:,} of {self.total_bytes:,} bytes\n")
+            sys.stderr.write(escaped(f"{self.title}: {self.done_bytes:,} of {self.total_bytes:,} bytes") + "\n")
             sys.stderr.flush()
 
     def __exit__(
@@ -74,3 +74,8 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def escaped(text: str) -> str:
+    """Return a line for a terminal or a log, with escapes for what does not print: no name writes lines of its own."""
+    return "".join(symbol if symbol.isprintable() else symbol.encode("unicode_escape").decode() for symbol in text)

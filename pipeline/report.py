@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from operators.errors import ArchiveError
-from pipeline.progress import Progress
+from pipeline.progress import Progress, escaped
 from pipeline.summary import Summary
 
 SHOWN_CHARACTERS = 200
@@ -33,7 +33,7 @@ class Report:
     def give(self, content: Any, lines: Sequence[str]) -> None:
         """Print the result: `content` as JSON, or `lines`."""
         if self.json:
-            _write(self._out, json.dumps(content, indent=2))
+            self._give_json(content)
         else:
             for line in lines:
                 _write(self._out, line)
@@ -43,7 +43,11 @@ class Report:
         _write(sys.stderr, f"brevis: {error}")
         if self.json:
             failure = {"kind": error.kind, "message": str(error), "next_step": error.next_step}
-            _write(self._out, json.dumps({"error": failure, "seconds": round(seconds, 3)}, indent=2))
+            self._give_json({"error": failure, "seconds": round(seconds, 3)})
+
+    def _give_json(self, content: Any) -> None:
+        self._out.write(json.dumps(content, indent=2) + "\n")
+        self._out.flush()
 
     def progress(self, title: str, interval_seconds: int, total_bytes: int = 0) -> Progress:
         """Return a progress display for a command; the total may be told later."""
@@ -59,17 +63,17 @@ class Report:
                 + (f": {warning.detail}" if warning.detail else "")
             )
         for failure in summary.failures:
-            _write(sys.stderr, f"failed: {printable(failure.key)}: {failure.message}")
+            told = failure.message.startswith(failure.key)  # an error mostly begins with where it happened
+            _write(sys.stderr, f"failed: {failure.message}" if told else f"failed: {failure.key}: {failure.message}")
         self.give(summary.as_json(), [summary.text()])
 
 
 def printable(name: str) -> str:
     """Return a name from an archive for a terminal: escapes for what does not print, cut where it is long."""
-    text = "".join(symbol if symbol.isprintable() else symbol.encode("unicode_escape").decode() for symbol in name)
+    text = escaped(name)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}... ({len(name)} characters)"
 
 
 def _write(stream: TextIO, line: str) -> None:
-    # What a terminal cannot show (a lone surrogate of a key) must not end the command.
-    stream.write(line.encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
+    stream.write(escaped(line) + "\n")
     stream.flush()

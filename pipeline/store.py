@@ -534,6 +534,13 @@ def absolute_url(url: str) -> str:
     return path if path == "/" or not rest.endswith("/") else f"{path}/"
 
 
+def folder_url(url: str) -> str:
+    """The one spelling of a folder, however links and slashes spell it, with a slash at its end."""
+    protocol, rest = split_url(url)
+    path = str(Path(rest).resolve()) if protocol == "file" else rest
+    return f"{protocol}://{path.rstrip('/')}/"
+
+
 def split_url(url: str) -> tuple[str, str]:
     """Protocol and the rest of a URL: ``file`` for bare paths, ``s3`` for ``s3a`` as well.
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import fsspec.core
 
-from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError
+from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError, UsageError
 from pipeline.store import (
     Buffers,
     Dated,
@@ -169,7 +169,7 @@ class FsspecSource:
             try:
                 found = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **self._options)
             except (ImportError, ValueError) as error:
-                raise StoreError("a store that fsspec knows", str(error), self.url, "check the URL") from error
+                raise UsageError("a store that fsspec knows", str(error), self.url, "check the URL") from error
             self._client = (os.getpid(), *found)
         return self._client[1:]
 

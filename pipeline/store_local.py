@@ -198,7 +198,7 @@ class LocalStore(StoreBase, LocalSource):
 
     def _writer(self, key: str, *, overwrite: bool, follow_links: bool) -> ObjectWriter:
         parts = safe_local_path(self._scope.folder, key)
-        with _typed(key):
+        with _typed(key, "a folder to write to"):
             if key.endswith("/"):
                 return _FolderWriter(self._scope.folder, parts, key, overwrite=overwrite)
             folder = _open_folder(self._scope.folder, parts[:-1], key, follow_links=follow_links)
@@ -438,15 +438,15 @@ def _read_into(fd: int, buffer: memoryview, offset: int, info: ObjectInfo) -> No
 
 
 @contextlib.contextmanager
-def _typed(where: str) -> Iterator[None]:
-    """Turn an OSError into the error tree."""
+def _typed(where: str, wanted: str = "an object") -> Iterator[None]:
+    """Turn an OSError into the error tree; `wanted` is what is not there where something is not."""
     try:
         yield
     except OSError as error:
         code = error.errno or 0
         found = os.strerror(code)
         if code in {errno.ENOENT, errno.ENOTDIR}:
-            raise NotFoundError("an object", found, where) from error
+            raise NotFoundError(wanted, found, where, "check the path") from error
         if code == errno.EEXIST:
             raise ExistsError("a free key", "an object", where) from error
         if code in {errno.EACCES, errno.EPERM, errno.EROFS}:

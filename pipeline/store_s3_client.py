@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,6 +33,8 @@ _REFUSED = {"403", "AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "S
 EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 BUSY = {"409", "ConditionalRequestConflict", "OperationAborted"}
 _TAKEN = {"412", "PreconditionFailed"}
+_NO_CREDENTIALS = re.compile("locate credentials|Partial credentials|config profile")
+"""In the text of an error of the client that asking again does not mend."""
 
 
 def client_options(options: Mapping[str, str]) -> dict[str, Any]:
@@ -125,6 +128,6 @@ def typed(error: Exception, where: str, *, creates: bool) -> ArchiveError:
         return NotFoundError("an object", code or "nothing", where, "check bucket, prefix and endpoint")
     if code in _TAKEN:
         return ExistsError("a free key", "an object", where) if creates else changed(where)
-    if code in _REFUSED or code in EXPIRED or isinstance(error, PermissionError) or "Credential" in str(error):
+    if code in _REFUSED or code in EXPIRED or isinstance(error, PermissionError) or _NO_CREDENTIALS.search(str(error)):
         return DeniedError("access", code or str(error), where, "check credentials and policy")
     return StoreError("an answer from the store", f"{code} {error}".strip(), where, "check the endpoint and run again")
