@@ -148,8 +148,10 @@ def parser() -> argparse.ArgumentParser:
 
     rebuild = add("rebuild", commands.rebuild, "write lost manifests again; show runs that have lost their snapshot")
     rebuild.add_argument("archive", metavar="ARCHIVE")
-    rebuild.add_argument("--run", metavar="RUN", help="commit what is whole of this run")
-    rebuild.add_argument("--name", metavar="CHECKPOINT", help="as the next snapshot of this checkpoint")
+    rebuild.add_argument("--run", metavar="RUN", help="show what is whole of this run")
+    rebuild.add_argument("--snapshot", metavar="CHECKPOINT/SEQ", help="show what is whole of it, manifest or not")
+    rebuild.add_argument("--packs", action="store_true", help="show the files that packs alone hold whole")
+    rebuild.add_argument("--name", metavar="CHECKPOINT", help="commit that as the next snapshot of this checkpoint")
 
     listing = add("list", commands.listing, "snapshots of an archive", as_of)
     listing.add_argument("archive", metavar="ARCHIVE")

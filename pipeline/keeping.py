@@ -12,9 +12,18 @@ from configs.loader import Run
 from operators.errors import ArchiveNotFoundError, DamageError, NotFoundError, NothingMatchedError, UsageError
 from pipeline.archive import checkpoints, load_snapshot, manifest_bytes, open_archive
 from pipeline.garbage import HOUR, Collected, collect, mark
-from pipeline.rebuild import LostRun, commit_lost, find_lost, lost_runs, rebuild_manifest
+from pipeline.rebuild import (
+    Found,
+    commit_found,
+    find_lost,
+    found_in_packs,
+    found_of_snapshot,
+    lost_runs,
+    rebuild_manifest,
+)
 from pipeline.report import Report, printable
 from pipeline.retention import Kept, Policy, decide_kept, expire, read_kept, revive
+from pipeline.salvage import Packs
 from pipeline.snapshots import package_version, time_text
 from pipeline.store import Store, open_store
 from pipeline.summary import DONE, FAILED_ITEMS, Failed
@@ -95,18 +104,34 @@ def _name(text: str) -> tuple[str, int]:
 
 
 def rebuild(arguments: argparse.Namespace, run: Run, report: Report) -> int:
-    """Write lost manifests again, and tell of runs without a commit; or commit one of those."""
+    """Write lost manifests again, and tell of runs without a commit; or show, and commit, what is left of something."""
     store = open_store(arguments.archive, run.storage_options)
     open_archive(store)
-    if (arguments.run is None) is not (arguments.name is None):
-        raise UsageError("--run and --name, or neither", "one of them", "rebuild")
+    packs = Packs(store)
+    chosen = [arguments.run is not None, arguments.snapshot is not None, arguments.packs]
+    if sum(chosen) > 1 or (arguments.name is not None and not any(chosen)):
+        raise UsageError("one of --run, --snapshot and --packs", f"{sum(chosen)}", "rebuild")
+    if not any(chosen):
+        return _rebuild_manifests(store, packs, report)
     if arguments.run is not None:
-        lost = find_lost(store, arguments.run)
+        found = find_lost(store, arguments.run)
+    elif arguments.snapshot is not None:
+        found = found_of_snapshot(store, load_snapshot(store, *_name(arguments.snapshot)), packs)
+    else:
+        found = found_in_packs(store, packs)
+    content = {"command": "rebuild", **_told(found)}
+    lines = [f"{printable(failure.key)}: {failure.detail}" for failure in found.failures]
+    lines.append(f"{len(found.files)} files are whole, {len(found.failures)} are not; --name CHECKPOINT commits them")
+    if arguments.name is not None:
         now = time_text(datetime.now(UTC))
-        snapshot = commit_lost(store, lost, arguments.name, package_version(), now)
-        content = {"command": "rebuild", "snapshot": snapshot.name, "manifest": snapshot.manifest, **_told(lost)}
-        report.give(content, [f"{snapshot.name} holds {len(lost.files)} files of the run {lost.run}"])
-        return FAILED_ITEMS if lost.failures else DONE
+        snapshot = commit_found(store, found, arguments.name, package_version(), now)
+        content |= {"snapshot": snapshot.name, "manifest": snapshot.manifest}
+        lines[-1] = f"{snapshot.name} holds {len(found.files)} files, {len(found.failures)} are lost"
+    report.give(content, lines)
+    return FAILED_ITEMS if found.failures else DONE
+
+
+def _rebuild_manifests(store: Store, packs: Packs, report: Report) -> int:
     rebuilt, failures = [], []
     for checkpoint, numbers in checkpoints(store).items():
         for seq in numbers:
@@ -115,7 +140,7 @@ def rebuild(arguments: argparse.Namespace, run: Run, report: Report) -> int:
                 with contextlib.suppress(DamageError, NotFoundError):
                     manifest_bytes(store, snapshot)
                     continue
-                rebuild_manifest(store, snapshot)
+                rebuild_manifest(store, snapshot, packs)
                 rebuilt.append(snapshot.name)
             except (DamageError, NotFoundError) as error:
                 failures.append(Failed.of(f"{checkpoint}/{seq}", error))
@@ -137,11 +162,11 @@ def rebuild(arguments: argparse.Namespace, run: Run, report: Report) -> int:
     return FAILED_ITEMS if failures else DONE
 
 
-def _told(lost: LostRun) -> dict[str, Any]:
+def _told(found: Found) -> dict[str, Any]:
     return {
-        "run": lost.run,
-        "files": [{"key": info.key, "n_bytes": info.n_bytes} for info in lost.files],
-        "lost": [asdict(finding) for finding in lost.failures],
+        "run": found.run,
+        "files": [{"key": info.key, "n_bytes": info.n_bytes} for info in found.files],
+        "lost": [asdict(finding) for finding in found.failures],
     }
 
 

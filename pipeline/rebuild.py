@@ -1,14 +1,15 @@
-"""What can be made again of an archive that has lost small objects: manifests, and commits.
+"""What can be made again of an archive that has lost its small objects: manifests, and commits.
 
-A manifest is the rows of its run's receipts in order, so that it comes out with the digest that the snapshot names. A
-commit alone knew the generations of its files, the empty ones, and what had failed; a run without one is committed
-again as the next snapshot of a checkpoint, with what its rows tell.
+A manifest is the rows of its run's receipts in order, or those that packs tell (`pipeline.salvage`), so that it comes
+out with the digest that the snapshot names. A commit alone knew the generations of its files, the empty ones, and what
+had failed; files without one are committed again as the next snapshot of a checkpoint, with what their rows tell.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -33,6 +34,7 @@ from pipeline.commit import Draft, commit, find_base, to_manifest
 from pipeline.packs import pack_key
 from pipeline.plan import Finding
 from pipeline.rows import Row, from_parquet, row_order
+from pipeline.salvage import Packs
 from pipeline.snapshots import Snapshot
 from pipeline.store import ObjectInfo, SourceStore, Store
 
@@ -40,12 +42,14 @@ _RUN = re.compile(r"runs/([0-9a-f]{64})/receipts/.")
 
 
 @dataclass(frozen=True, slots=True)
-class LostRun:
-    """A run that no snapshot names, as far as its objects tell.
+class Found:
+    """What is left of a run, of a snapshot, or of all that packs hold.
 
     Attributes
     ----------
     run : str
+    files : tuple of ObjectInfo
+        The files that are whole; their generation in the source is not known.
     rows : tuple of Row
         In the order of a manifest.
     failures : tuple of Finding
@@ -53,40 +57,69 @@ class LostRun:
     """
 
     run: str
+    files: tuple[ObjectInfo, ...]
     rows: tuple[Row, ...]
     failures: tuple[Finding, ...]
 
-    @property
-    def files(self) -> list[ObjectInfo]:
-        """The files that are whole; their generation in the source is not known."""
-        failed = {finding.key for finding in self.failures}
-        return [ObjectInfo(key, n_bytes, "") for key, n_bytes in _sizes(self.rows).items() if key not in failed]
+    @classmethod
+    def of(
+        cls, store: SourceStore, run: str, rows: Sequence[Row], failures: Iterable[Finding], empty: Iterable[str] = ()
+    ) -> Found:
+        """Take what is known of a run; files of `rows` whose packs are gone have failed."""
+        lost = {finding.key: finding for finding in failures}
+        missing = {finding.key for finding in missing_packs(store, pack_sizes(rows))}
+        for row in rows:
+            if pack_key(row.pack or b"") in missing:
+                lost.setdefault(row.file, Finding(row.file, "lost_pack", f"{pack_key(row.pack or b'')} is gone"))
+        sizes = _sizes(rows) | dict.fromkeys(empty, 0)
+        files = tuple(ObjectInfo(key, n_bytes, "") for key, n_bytes in sizes.items() if key not in lost)
+        return cls(run, files, tuple(rows), tuple(sorted(lost.values(), key=lambda finding: finding.key)))
 
 
-def rebuild_manifest(store: Store, snapshot: Snapshot) -> None:
-    """Write the manifest of a snapshot again, from the receipts of its run.
+def rebuild_manifest(store: Store, snapshot: Snapshot, packs: Packs) -> None:
+    """Write the manifest of a snapshot again, from the receipts of its run, or else from packs.
 
     Raises
     ------
     NotFoundError
-        Receipts are gone.
+        Receipts are gone, and packs do not hold all files, which are named.
     DigestError
-        The receipts make another manifest: they are not all of this run, or another library wrote it.
-    DamageError
-        A receipt is damaged.
+        The rows make another manifest: files were stored more than once, or another library wrote it.
     """
     key = manifest_key(snapshot.manifest)
     wanted = {entry.key for entry in snapshot.files}
-    found = [row for row in _receipts(store, snapshot.run) if row.file in wanted]
-    try:
-        check_tiles({entry.key: entry.n_bytes for entry in snapshot.files}, found, key)
-    except DamageError as error:
-        raise NotFoundError("the receipts of this snapshot", str(error), key, "restore it from another copy") from error
+    found = []
+    with contextlib.suppress(DamageError):
+        found = [row for row in _receipts(store, snapshot.run) if row.file in wanted]
     data = to_manifest(found)
     if blake3(data).hexdigest() != snapshot.manifest:
-        raise DigestError("rows of the manifest that the snapshot names", "others", key, "restore it from another copy")
+        found, lost = packs.of_snapshot(snapshot, found)
+        step = f"restore it from another copy; or --snapshot {snapshot.name} --name CHECKPOINT commits what is whole"
+        if lost:
+            names = f"{len(lost)} that are not: {', '.join(finding.key for finding in lost)[:400]}"
+            raise NotFoundError("files whole in receipts or packs", names, key, step)
+        data = to_manifest(found)
+        if blake3(data).hexdigest() != snapshot.manifest:
+            raise DigestError("rows of the manifest that the snapshot names", "others", key, step)
     store.put(key, data)
     manifest_bytes(store, snapshot)  # reads it back
+
+
+def found_of_snapshot(store: SourceStore, snapshot: Snapshot, packs: Packs) -> Found:
+    """Return what receipts and packs hold of the files of a snapshot, each with the digest that it names."""
+    rows: list[Row] = []
+    with contextlib.suppress(DamageError):
+        rows = _receipts(store, snapshot.run)
+    rows, lost = packs.of_snapshot(snapshot, rows)
+    empty = [entry.key for entry in snapshot.files if not entry.n_bytes]
+    return Found.of(store, snapshot.run, rows, [*snapshot.failures, *lost], empty)
+
+
+def found_in_packs(store: SourceStore, packs: Packs) -> Found:
+    """Return the files that packs hold whole, and once."""
+    rows, lost = packs.whole_files()
+    names = sorted({pack_key(row.pack or b"") for row in rows})
+    return Found.of(store, digest_of_json(["packs", names]), rows, lost)
 
 
 def lost_runs(store: SourceStore) -> list[str]:
@@ -102,7 +135,7 @@ def lost_runs(store: SourceStore) -> list[str]:
     return sorted(found - named)
 
 
-def find_lost(store: SourceStore, run: str) -> LostRun:
+def find_lost(store: SourceStore, run: str) -> Found:
     """Look at what is left of a run.
 
     Raises
@@ -115,7 +148,6 @@ def find_lost(store: SourceStore, run: str) -> LostRun:
     rows = _receipts(store, run)
     if not rows:
         raise ArchiveNotFoundError("a run with receipts", "none", f"runs/{run}", "see `brevis rebuild ARCHIVE`")
-    missing = {finding.key for finding in missing_packs(store, pack_sizes(rows))}
     planned = _sizes(_plan(store, run))
     failures = []
     for key, group in groupby(rows, lambda row: row.file):
@@ -124,35 +156,32 @@ def find_lost(store: SourceStore, run: str) -> LostRun:
             check_tiles({key: planned.get(key, mine[-1].segment.end_bytes)}, mine, "receipts")
         except DamageError as error:
             failures.append(Finding(key, "lost_receipt", str(error)))
-            continue
-        if any(pack_key(row.pack or b"") in missing for row in mine):
-            failures.append(Finding(key, "lost_pack", "a pack of it is gone"))
     known = {row.file for row in rows}
     failures += [Finding(key, "lost_receipt", "none of its segments") for key in planned if key not in known]
-    return LostRun(run, tuple(rows), tuple(sorted(failures, key=lambda finding: finding.key)))
+    return Found.of(store, run, rows, failures)
 
 
-def commit_lost(store: Store, lost: LostRun, checkpoint: str, writer: str, time: str) -> Snapshot:
-    """Commit what is whole of a run as the next snapshot of a checkpoint.
+def commit_found(store: Store, found: Found, checkpoint: str, writer: str, time: str) -> Snapshot:
+    """Commit what is whole as the next snapshot of a checkpoint.
 
     Raises
     ------
     ArchiveError
         As `commit` does; NotFoundError where no file is whole.
     """
-    if not lost.files:
-        raise NotFoundError("a file that is whole", "none", f"runs/{lost.run}", "restore packs from another copy")
+    if not found.files:
+        raise NotFoundError("a file that is whole", "none", f"runs/{found.run}", "restore packs from another copy")
     base = find_base(store, checkpoint).seq
-    infos = [*lost.files, *(ObjectInfo(finding.key, 0, "") for finding in lost.failures)]
+    infos = [*found.files, *(ObjectInfo(finding.key, 0, "") for finding in found.failures)]
     inventory = tuple(sorted(infos, key=lambda info: info.key.encode("utf-8", "surrogateescape")))
     # No recipe that a run has: the next one must not take this snapshot, whose generations are unknown, for its own.
     recipe = digest_of_json("rebuilt")
-    draft = _LostDraft(checkpoint, base, recipe, inventory, lost.failures, writer, known_run=lost.run)
-    return commit(store, draft, lost.rows, lambda: lost.files, time)
+    draft = _FoundDraft(checkpoint, base, recipe, inventory, found.failures, writer, known_run=found.run)
+    return commit(store, draft, found.rows, lambda: found.files, time)
 
 
 @dataclass(frozen=True, slots=True)
-class _LostDraft(Draft):
+class _FoundDraft(Draft):
     """A draft of a run whose inventory is not the one that named it."""
 
     known_run: str = ""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from pipeline.archive import find_snapshot, load_manifest
+from pipeline.packs import pack_key
+from pipeline.store import open_source
 from tests.cases import bf16, noise, safetensors
 from tests.pipeline.test_jobs import QUICK, Capture, Ran, files_of, objects_of, write
 
@@ -49,21 +53,17 @@ def test_lost_and_damaged_manifests_are_written_again(archive: Path, capsys: Cap
     assert Ran(capsys, "rebuild", archive).json["manifests"] == []
 
 
-def test_a_manifest_whose_receipts_are_gone_is_not_made_up(archive: Path, capsys: Capture) -> None:
-    for path in objects_of(archive, "manifests"):
-        path.unlink()
-    receipts = [path for path in objects_of(archive, "runs") if path.parent.name == "receipts"]
-    for path in receipts:
+def test_packs_make_up_for_receipts_that_are_gone_or_damaged(archive: Path, capsys: Capture) -> None:
+    before = files_of(archive)
+    for path in [path for path in objects_of(archive, "runs") if path.parent.name == "receipts"]:
         data = path.read_bytes()
-        path.unlink()
-        before = files_of(archive)
-        ran = Ran(capsys, "rebuild", archive)
-        assert ran.code == 3
-        assert len(ran.json["failures"]) == 1
-        for manifest in objects_of(archive, "manifests"):
-            manifest.unlink()
-        assert before == files_of(archive)
+        for damaged in (None, data[:-1]):
+            path.unlink() if damaged is None else path.write_bytes(damaged)
+            for manifest in objects_of(archive, "manifests"):
+                manifest.unlink()
+            assert Ran(capsys, "rebuild", archive).json["manifests"] == ["source/1", "source/2"]
         path.write_bytes(data)
+        assert files_of(archive) == before
 
 
 def test_a_run_that_lost_its_commit_is_committed_again(archive: Path, capsys: Capture) -> None:
@@ -110,3 +110,150 @@ def test_what_is_not_whole_is_named(archive: Path, capsys: Capture) -> None:
 def test_rebuild_refuses_half_a_wish(archive: Path, capsys: Capture) -> None:
     assert Ran(capsys, "rebuild", archive, "--name", "x").code == 2
     assert Ran(capsys, "rebuild", archive, "--run", "0" * 64, "--name", "x").code == 10
+
+
+# -- from packs alone ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(tmp_path: Path, capsys: Capture) -> Path:
+    """Two snapshots of files over several packs: one changes in part, one is copied, one renamed, some are tiny."""
+    tensors = [(f"w{i}", "BF16", [300, 100], bf16(10 + i, 30_000)) for i in range(6)]
+    files = {
+        "a.safetensors": safetensors(tensors),
+        "b.bin": noise(3, 150_000),
+        "copy.safetensors": safetensors(tensors[:2]),
+        "config.json": b"{}",
+        "empty.txt": b"",
+    }
+    folder = write(tmp_path / "source", files)
+    Ran(capsys, "archive", folder, tmp_path / "archive", *SMALL_TASKS)
+    (folder / "b.bin").rename(folder / "c.bin")
+    changed = [*tensors[:4], ("w4", "BF16", [300, 100], bf16(99, 30_000)), tensors[5]]
+    write(folder, {"a.safetensors": safetensors(changed)})
+    assert Ran(capsys, "archive", folder, tmp_path / "archive", *SMALL_TASKS).json["snapshot"] == "source/2"
+    return tmp_path / "archive"
+
+
+def test_manifests_are_made_of_packs_alone(large: Path, capsys: Capture) -> None:
+    manifests = {path.name: path.read_bytes() for path in objects_of(large, "manifests")}
+    before = {seq: restored(capsys, large, f"source/{seq}") for seq in (1, 2)}
+    assert len(objects_of(large, "packs")) > 4
+    shutil.rmtree(large / "runs")
+    shutil.rmtree(large / "manifests")
+    ran = Ran(capsys, "rebuild", large)
+    assert (ran.code, ran.json["manifests"], ran.json["failures"]) == (0, ["source/1", "source/2"], [])
+    assert {path.name: path.read_bytes() for path in objects_of(large, "manifests")} == manifests
+    for seq in (1, 2):
+        shutil.rmtree(large.parent / f"back source-{seq}")
+        assert restored(capsys, large, f"source/{seq}") == before[seq]
+
+
+def test_many_small_files_are_made_again_as_they_were_planned(tmp_path: Path, capsys: Capture) -> None:
+    """More small files than are sampled, and a few that were: a pack tells which had a fingerprint."""
+    folder = write(tmp_path / "source", {f"{i}.bin": noise(i, 50 + i) for i in range(70)})
+    Ran(capsys, "archive", folder, tmp_path / "archive", *QUICK)
+    write(folder, {"new.bin": noise(99, 3000)})
+    Ran(capsys, "archive", folder, tmp_path / "archive", *QUICK)
+    before = {path.name: path.read_bytes() for path in objects_of(tmp_path / "archive", "manifests")}
+    shutil.rmtree(tmp_path / "archive" / "runs")
+    shutil.rmtree(tmp_path / "archive" / "manifests")
+    assert Ran(capsys, "rebuild", tmp_path / "archive").json["manifests"] == ["source/1", "source/2"]
+    assert {path.name: path.read_bytes() for path in objects_of(tmp_path / "archive", "manifests")} == before
+
+
+def test_a_lost_pack_loses_its_files_alone(large: Path, capsys: Capture) -> None:
+    store = open_source(str(large))
+    rows = load_manifest(store, find_snapshot(store, "source/1"))
+    before = restored(capsys, large, "source/1")
+    shutil.rmtree(large / "runs")
+    shutil.rmtree(large / "manifests")
+    for path in objects_of(large, "packs"):
+        files = {row.file for row in rows if row.pack is not None and path.name == row.pack.hex()}
+        if not files:
+            continue  # of the second snapshot alone
+        data = path.read_bytes()
+        path.unlink()
+        ran = Ran(capsys, "rebuild", large)
+        assert ran.code == 3
+        [fault] = [item for item in ran.json["failures"] if item["key"] == "source/1"]
+        assert all(name in fault["message"] for name in files)
+        shown = Ran(capsys, "rebuild", large, "--snapshot", "source/1")
+        assert (shown.code, {item["key"] for item in shown.json["lost"]}) == (3, files)
+        assert not (large / "snapshots" / path.name).exists()
+        made = Ran(capsys, "rebuild", large, "--snapshot", "source/1", "--name", path.name)
+        assert (made.code, {item["key"] for item in made.json["lost"]}) == (3, files)
+        whole = {key: data for key, data in before.items() if key not in files}
+        assert restored(capsys, large, made.json["snapshot"]) == whole
+        path.write_bytes(data)
+
+
+def test_without_snapshots_files_of_one_version_come_back(large: Path, capsys: Capture) -> None:
+    before = restored(capsys, large, "source/1")
+    for folder in ("runs", "manifests", "snapshots"):
+        shutil.rmtree(large / folder)
+    shown = Ran(capsys, "rebuild", large, "--packs")
+    assert shown.code == 3
+    assert {item["key"]: item["reason"] for item in shown.json["lost"]} == {"a.safetensors": "ambiguous"}
+    assert not (large / "snapshots").exists()
+    made = Ran(capsys, "rebuild", large, "--packs", "--name", "again").json
+    assert made["snapshot"] == "again/1"
+    del before["a.safetensors"], before["empty.txt"]  # two versions, and none
+    assert restored(capsys, large, "again/1") == before
+    assert Ran(capsys, "verify", large).code == 0
+
+
+def test_without_snapshots_a_file_that_is_not_whole_is_none(tmp_path: Path, capsys: Capture) -> None:
+    tensors = [(f"w{i}", "BF16", [300, 100], bf16(10 + i, 30_000)) for i in range(4)]
+    folder = write(tmp_path / "source", {"a.safetensors": safetensors(tensors), "b.bin": b"b"})
+    archive = tmp_path / "archive"
+    Ran(capsys, "archive", folder, archive, *SMALL_TASKS)
+    store = open_source(str(archive))
+    rows = load_manifest(store, find_snapshot(store))
+    for name in ("runs", "manifests", "snapshots"):
+        shutil.rmtree(archive / name)
+    assert Ran(capsys, "rebuild", archive, "--packs").code == 0
+    packs = {row.pack for row in rows if row.file == "a.safetensors"}
+    assert len(packs) > 2
+    for pack in packs:
+        path = archive / pack_key(pack or b"")
+        data = path.read_bytes()
+        for damaged in (None, data[:-1], bytes(len(data))):
+            path.unlink() if damaged is None else path.write_bytes(damaged)
+            shown = Ran(capsys, "rebuild", archive, "--packs")
+            assert {item["key"]: item["reason"] for item in shown.json["lost"]} == {"a.safetensors": "lost_pack"}
+            assert [item["key"] for item in shown.json["files"]] == ["b.bin"]
+        path.write_bytes(data)
+
+
+def test_of_many_versions_the_digest_of_a_file_tells_the_right_one(tmp_path: Path, capsys: Capture) -> None:
+    """Versions that differ in two places, in packs that all have one age: any of each may belong to any other."""
+    tensors = [(f"w{i}", "BF16", [300, 100], bf16(10 + i, 30_000)) for i in range(4)]
+    folder, archive = tmp_path / "source", tmp_path / "archive"
+    for night in range(4):
+        for place in (0, 3):
+            tensors[place] = (f"w{place}", "BF16", [300, 100], bf16(100 + 10 * night + place, 30_000))
+        write(folder, {"a.safetensors": safetensors(tensors)})
+        assert Ran(capsys, "archive", folder, archive, *SMALL_TASKS).json["snapshot"] == f"source/{night + 1}"
+    before = {path.name: path.read_bytes() for path in objects_of(archive, "manifests")}
+    for path in objects_of(archive, "packs"):
+        os.utime(path, (0, 0))
+    shutil.rmtree(archive / "runs")
+    shutil.rmtree(archive / "manifests")
+    assert len(Ran(capsys, "rebuild", archive).json["manifests"]) == 4
+    assert {path.name: path.read_bytes() for path in objects_of(archive, "manifests")} == before
+
+
+def test_a_pack_tells_of_segments_that_moved(tmp_path: Path, capsys: Capture) -> None:
+    """Those that share a record of the night before, at another place, beside one that was stored."""
+    tensors = [(f"w{i}", "BF16", [300, 100], bf16(10 + i, 30_000)) for i in range(4)]
+    folder, archive = write(tmp_path / "source", {"a.safetensors": safetensors(tensors)}), tmp_path / "archive"
+    Ran(capsys, "archive", folder, archive, *QUICK)
+    moved = safetensors([("new", "BF16", [300, 100], bf16(99, 30_000)), *reversed(tensors)])
+    write(folder, {"a.safetensors": moved})
+    assert Ran(capsys, "archive", folder, archive, *QUICK).json["deduplicated_bytes"] == 240_000
+    before = {path.name: path.read_bytes() for path in objects_of(archive, "manifests")}
+    shutil.rmtree(archive / "runs")
+    shutil.rmtree(archive / "manifests")
+    assert Ran(capsys, "rebuild", archive).json["manifests"] == ["source/1", "source/2"]
+    assert {path.name: path.read_bytes() for path in objects_of(archive, "manifests")} == before

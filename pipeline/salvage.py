@@ -1,0 +1,271 @@
+"""Rows from packs alone, where receipts and manifests are gone. `ARCHIVE.md` says what packs cannot tell.
+
+The index of a pack, and its records, give all that a manifest says of the segments of a task, but not to which version
+of a file they belong, and nothing of a task that stored no record. What tells it is the digest of a file in a snapshot;
+without one, a file is whole where packs hold one version of it that is cut as its own bytes say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+from itertools import islice
+from typing import cast
+
+from blake3 import blake3
+
+from operators.errors import ArchiveError, DigestError, FormatError
+from operators.limits import SEGMENT_BYTES
+from operators.record import PACK_FOOTER_BYTES, PACK_HEADER_BYTES, index_range, take_record
+from operators.run import digest_of
+from pipeline.commit import file_entries
+from pipeline.executors import each_attempt
+from pipeline.packs import SAMPLED, WINDOW_BYTES, read_index, read_records
+from pipeline.plan import Finding, Part
+from pipeline.reading import ArchivedFile, check_file, range_bytes
+from pipeline.rows import Row
+from pipeline.sampling import Fingerprints, sample_files
+from pipeline.segments import layout_of
+from pipeline.snapshots import FileEntry, Snapshot
+from pipeline.store import Buffers, Dated, ObjectInfo, Range, Room, SourceStore
+
+READERS = 4
+"""Packs that are read side by side, a window of each in memory."""
+TILINGS = 1000
+"""Most combinations of the versions of its segments that are tried for a file."""
+
+_PACK = re.compile(r"packs/[0-9a-f]{2}/([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A row, and when the pack that tells it was written."""
+
+    written: int
+    row: Row
+
+
+@dataclass(slots=True)
+class Salvage:
+    """What all packs of an archive tell.
+
+    Attributes
+    ----------
+    told : dict of str to list of Told
+        By file, of every version.
+    ends : dict of int to dict of str to None
+        The files that some segment ends at a place.
+    faults : list of Finding
+        Packs that could not be read.
+    """
+
+    told: dict[str, list[Told]] = field(default_factory=dict)
+    ends: dict[int, dict[str, None]] = field(default_factory=dict)
+    faults: list[Finding] = field(default_factory=list)
+
+    def add(self, told: Told) -> None:
+        """Take a row."""
+        self.told.setdefault(told.row.file, []).append(told)
+        self.ends.setdefault(told.row.segment.end_bytes, {})[told.row.file] = None
+
+
+class Packs:
+    """The packs of an archive, read once, when they are first asked.
+
+    Parameters
+    ----------
+    store : SourceStore
+    """
+
+    def __init__(self, store: SourceStore) -> None:
+        self._store = store
+
+    @cached_property
+    def salvage(self) -> Salvage:
+        """What they tell."""
+        found = Salvage()
+        packs = (item for item in self._store.dated("packs/") if _PACK.fullmatch(item.key))
+        for outcome in each_attempt(lambda item: pack_rows(self._store, item), packs, READERS):
+            if outcome.result is None:
+                assert outcome.error is not None
+                found.faults.append(Finding(outcome.item.key, outcome.error.kind, str(outcome.error)))
+                continue
+            for row in outcome.result:
+                found.add(Told(outcome.item.written, row))
+        return found
+
+    def of_snapshot(self, snapshot: Snapshot, known: Iterable[Row] = ()) -> tuple[list[Row], list[Finding]]:
+        """Return the rows of the files of a snapshot, and the files that packs do not hold whole.
+
+        Parameters
+        ----------
+        snapshot : Snapshot
+            The digests of its files tell one version from another.
+        known : iterable of Row
+            Of receipts that are left; they come first.
+        """
+        time = int(datetime.fromisoformat(snapshot.time).timestamp())
+        given = Salvage()
+        for row in known:
+            given.add(Told(time, row))
+        rows: list[Row] = []
+        lost: list[Finding] = []
+        for entry in snapshot.files:
+            found = self._rows(entry, given, time) if entry.n_bytes else []
+            if found is None:
+                lost.append(Finding(entry.key, "lost_pack", "no packs hold all of its segments"))
+            else:
+                rows += self._with_fingerprints(found)
+        return rows, lost
+
+    def whole_files(self) -> tuple[list[Row], list[Finding]]:
+        """Return the rows of the files that packs hold whole, and once, and why the others are not among them."""
+        rows: list[Row] = []
+        lost: list[Finding] = []
+        for key in sorted(self.salvage.told, key=lambda key: key.encode("utf-8", "surrogateescape")):
+            found = _once(self.salvage.told[key])
+            fault = self._fault(key, found)
+            if fault is None:
+                rows += self._with_fingerprints(found)
+            else:
+                lost.append(fault)
+        return rows, lost
+
+    def _rows(self, entry: FileEntry, given: Salvage, time: int) -> list[Row] | None:
+        """Return the rows of a file, or of another one of the same bytes, of the packs last written before `time`."""
+        for name in dict.fromkeys((entry.key, *given.ends.get(entry.n_bytes, ()), *self._ending(entry))):
+            told = sorted(self.salvage.told.get(name, ()), key=lambda one: (one.written > time, -one.written))
+            rows = [
+                replace(one.row, file=entry.key)
+                for one in (*given.told.get(name, ()), *told)
+                if (one.row.format, one.row.reason) == (entry.format, entry.reason)
+            ]
+            for tiling in islice(_tilings(rows, entry.n_bytes), TILINGS):
+                with contextlib.suppress(FormatError):
+                    check_file(ArchivedFile(entry, tiling))
+                    return list(tiling)
+        return None
+
+    def _ending(self, entry: FileEntry) -> Mapping[str, None]:
+        return self.salvage.ends.get(entry.n_bytes, {})
+
+    def _fault(self, key: str, rows: Sequence[Row]) -> Finding | None:
+        """Return why `rows`, in order, are not one file whole, as far as they tell."""
+        end = 0
+        for row in rows:
+            if row.offset_bytes < end:
+                return Finding(key, "ambiguous", f"several versions have bytes at {row.offset_bytes}")
+            if row.offset_bytes > end:
+                return Finding(key, "lost_pack", f"no pack holds bytes {end} to {row.offset_bytes}")
+            end = row.segment.end_bytes
+        file = ArchivedFile(file_entries([ObjectInfo(key, end, "")], rows)[0], tuple(rows))
+        try:
+            layout = layout_of(lambda start, n_bytes: _range_of(self._store, file, start, start + n_bytes), key, end)
+        except ArchiveError as error:
+            return Finding(key, error.kind, str(error))
+        cut = (layout.format, layout.reason, layout.segments)
+        if cut != (rows[0].format, rows[0].reason, tuple(row.segment for row in rows)):
+            return Finding(key, "lost_pack", f"no pack holds what comes after byte {end}")
+        if rows[-1].tensor is None and rows[-1].n_bytes == SEGMENT_BYTES:
+            return Finding(key, "ambiguous", f"more may have come after byte {end}, where a segment is full")
+        return None
+
+    def _with_fingerprints(self, rows: list[Row]) -> list[Row]:
+        """Return the rows of a file with the fingerprints that its run gave them."""
+        if all(row.fingerprint != SAMPLED for row in rows):
+            return rows
+        info = ObjectInfo(rows[0].file, rows[-1].segment.end_bytes, "")
+        part = Part(info, rows[0].format, rows[0].reason, tuple(row.segment for row in rows))
+        file = ArchivedFile(file_entries([info], rows)[0], tuple(rows))
+        fingerprints = Fingerprints()
+        for _ in fingerprints.watch(sample_files(cast("SourceStore", _Decoded(self._store, file)), [part])):
+            pass
+        found = fingerprints.of(part) or (None,) * len(rows)  # where it cannot be decoded, which others will tell
+        return [replace(row, fingerprint=one) for row, one in zip(rows, found, strict=True)]
+
+
+class _Decoded:
+    """A file of the archive, for who samples a source."""
+
+    def __init__(self, store: SourceStore, file: ArchivedFile) -> None:
+        self._store = store
+        self._file = file
+
+    def get_ranges(self, _info: ObjectInfo, ranges: Sequence[Range], _room: Room | None = None) -> Buffers:
+        """See `SourceStore.get_ranges`."""
+        return [
+            memoryview(b"".join(map(bytes, range_bytes(self._store, self._file, start, stop))))
+            for start, stop in ranges
+        ]
+
+
+def pack_rows(store: SourceStore, pack: Dated) -> list[Row]:
+    """Return the rows of the index of a pack, with what its records say.
+
+    Raises
+    ------
+    DamageError
+        The pack has not the digest in its name, or it is none.
+    StoreError
+        It cannot be read.
+    """
+    info = ObjectInfo(pack.key, pack.n_bytes, "")
+    digest = bytes.fromhex(pack.key.rpartition("/")[2])
+    hasher = blake3()
+    for start in range(0, pack.n_bytes, WINDOW_BYTES):
+        hasher.update(store.get_ranges(info, [(start, min(start + WINDOW_BYTES, pack.n_bytes))])[0])
+    if hasher.digest() != digest:
+        raise DigestError(digest.hex(), hasher.hexdigest(), pack.key, "restore the pack from another copy")
+    ends = [(0, PACK_HEADER_BYTES), (max(0, pack.n_bytes - PACK_FOOTER_BYTES), pack.n_bytes)]
+    header, footer = store.get_ranges(info, ends)
+    [index] = store.get_ranges(info, [index_range(header, footer, pack.n_bytes)])
+    rows = read_index(index, pack.key)
+    own = [replace(row, pack=digest, pack_bytes=pack.n_bytes) for row in rows if row.pack is None]
+    own.sort(key=lambda row: row.pack_offset or 0)
+    told = [row for row in rows if row.pack is not None]
+    for row, data in read_records(store, own):
+        record = take_record(data)
+        program, stored_digest = str(record.program), digest_of(data)
+        told.append(replace(row, digest=record.digest, program=program, stored_digest=stored_digest))
+    return told
+
+
+def _range_of(store: SourceStore, file: ArchivedFile, start: int, stop: int) -> bytes:
+    return b"".join(map(bytes, range_bytes(store, file, start, stop)))
+
+
+def _once(told: Iterable[Told]) -> list[Row]:
+    """Return the rows that packs tell of a file in order; of equal segments at one place that of the newest pack."""
+    found: dict[tuple[int, int, bytes | None], Row] = {}
+    for one in sorted(told, key=lambda one: -one.written):
+        found.setdefault((one.row.offset_bytes, one.row.n_bytes, one.row.digest), one.row)
+    return sorted(found.values(), key=lambda row: row.offset_bytes)
+
+
+def _tilings(rows: Iterable[Row], n_bytes: int) -> Iterator[tuple[Row, ...]]:
+    """Yield every way to tile a file of `n_bytes` with `rows`, those that come first in the first ones."""
+    starting: dict[int, dict[tuple[int, bytes | None], Row]] = {}
+    for row in rows:
+        starting.setdefault(row.offset_bytes, {}).setdefault((row.n_bytes, row.digest), row)
+    leading = {n_bytes}
+    """Places from which the end can be reached."""
+    for start in sorted(starting, reverse=True):
+        if any(row.segment.end_bytes in leading for row in starting[start].values()):
+            leading.add(start)
+    path: list[Row] = []
+    choices = [iter(starting.get(0, {}).values())]
+    while choices:
+        for row in choices[-1]:
+            if row.segment.end_bytes == n_bytes:
+                yield (*path, row)
+            elif row.segment.end_bytes in leading:
+                path.append(row)
+                choices.append(iter(starting[row.segment.end_bytes].values()))
+                break
+        else:
+            choices.pop()
+            del path[-1:]
