@@ -17,6 +17,7 @@
     │   └── PathError                the key cannot be a path in this store: use another target
     ├── NothingMatchedError   5      widen the filters
     ├── ArchiveNotFoundError  10     check the location of the archive
+    ├── EvidenceError         1      what must be known before anything is removed is not: provide it
     ├── InternalError         1      a fault of ours, or a worker that died: report it
     ├── ConflictError         11     another run committed first: run again
     └── StoppedError          143    the run was told to stop: run again to resume
@@ -146,6 +147,12 @@ class ArchiveNotFoundError(ArchiveError):
 
     kind = "archive_not_found"
     exit_code = 10
+
+
+class EvidenceError(ArchiveError):
+    """Something that must be shown before a source is removed is not."""
+
+    kind = "no_evidence"
 
 
 class InternalError(ArchiveError):

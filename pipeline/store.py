@@ -241,6 +241,21 @@ class Store(SourceStore, Protocol):
     def delete(self, key: str) -> None:
         """Remove an object; absent is fine. Only for a caller's own probes, files it may overwrite, prune and gc."""
 
+    def delete_generation(self, info: ObjectInfo) -> None:
+        """Remove an object as long as it is the generation that `info` describes. Only for `release-source`.
+
+        Raises
+        ------
+        ChangedError
+            It is another generation now, and stays.
+        NotFoundError
+            It is gone.
+        PathError
+            A link leads to it: others may lead there too.
+        StoreError
+            Anything else; a store that cannot tell generations apart refuses.
+        """
+
     def unfinished(self) -> Leftovers:
         """Return what writers began and did not publish: no listing shows it, and it takes room."""
 

@@ -230,6 +230,10 @@ class FsspecStore(StoreBase, FsspecSource):
         with contextlib.suppress(NotFoundError), _typed(key):
             files.rm_file(self._full(key))
 
+    def delete_generation(self, info: ObjectInfo) -> None:
+        """See `Store.delete_generation`; what fsspec tells of an object may be its size alone."""
+        raise StoreError("a local folder or S3", "another store", info.key, "remove it by hand")
+
     def unfinished(self) -> Leftovers:
         """See `Store.unfinished`: whole puts leave nothing that could be seen."""
         return []

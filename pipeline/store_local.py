@@ -233,6 +233,17 @@ class LocalStore(StoreBase, LocalSource):
         with contextlib.suppress(NotFoundError), _typed(key):
             Path(self._path(key)).unlink()
 
+    def delete_generation(self, info: ObjectInfo) -> None:
+        """See `Store.delete_generation`: the file is looked at right before it goes."""
+        path = Path(self._path(info.key))
+        with _typed(info.key):
+            leads_to = os.path.realpath(path, strict=True)  # a loop of links is an OSError here, and none of pathlib's
+            if leads_to != f"{os.path.realpath(self._scope.folder)}/{info.key}".replace("//", "/"):
+                raise PathError("a file", "a link to one", info.key, "remove what it leads to by hand")
+            _check_unchanged(info, path.lstat())
+            path.unlink()
+            _sync(path.parent)
+
     def unfinished(self) -> Leftovers:
         """See `Store.unfinished`: the files of `spool` and of writers that were killed."""
         found = []

@@ -348,6 +348,13 @@ class S3Store(StoreBase, S3Source):
         """See `Store.delete`."""
         self._call("delete_object", key)
 
+    def delete_generation(self, info: ObjectInfo) -> None:
+        """See `Store.delete_generation`: ``If-Match``, and a look before it, for stores that do not know that."""
+        found = self.head(info.key)
+        if (found.n_bytes, found.etag) != (info.n_bytes, info.etag):
+            raise changed(info.key)
+        self._call("delete_object", info.key, IfMatch=info.etag)
+
     def unfinished(self) -> Leftovers:
         """See `Store.unfinished`: uploads in parts that were neither completed nor aborted."""
         folder, found = self._full(""), []

@@ -82,6 +82,12 @@ class MemoryStore:
         self._called("delete", key)
         self.objects.pop(key, None)
 
+    def delete_generation(self, info: ObjectInfo) -> None:
+        self._called("delete_generation", info.key)
+        if _info(info.key, self._find(info.key)) != info:
+            raise ChangedError("the planned generation", "another one", info.key)
+        del self.objects[info.key]
+
     def create(self, key: str, *, overwrite: bool, n_bytes: int | None = None) -> ObjectWriter:
         raise AssertionError("the commit protocol creates no files")
 
@@ -120,7 +126,7 @@ class Killed(BaseException):
     """A process that ends here; no handler of the code under test may catch it."""
 
 
-VERBS = ("list", "head", "get", "get_ranges", "put_new", "put", "delete")
+VERBS = ("list", "head", "get", "get_ranges", "put_new", "put", "delete", "delete_generation")
 
 
 class FaultyStore:

@@ -36,11 +36,11 @@ from pipeline.store import (
     open_store,
 )
 from pipeline.store_fsspec import FsspecStore
-from pipeline.store_s3 import PART_BYTES
+from pipeline.store_s3 import PART_BYTES, S3Store
 from tests.radosgw import SERVERS, running
 from tests.s3server import S3Server
 
-WRITE_VERBS = ("put_new", "put", "create", "delete", "discard", "supports_create_only")
+WRITE_VERBS = ("put_new", "put", "create", "delete", "delete_generation", "discard", "supports_create_only")
 ODD_NAMES = (
     "a b", "a#b", "a%20b", "a%2Fb", "a+b", "a?b", "a*b", "br[ack]et.bin", "[0-9]", "{a}", "&=", "'\"", "~", "c:d",
     "back\\slash", "grüße", "模型", "e\u0301", "\U0001f600", "-rf", "a?versionId=7", "trailing.", " lead", "x" * 255,
@@ -328,6 +328,51 @@ def test_create_refuses_or_replaces(place: Place, n_bytes: int) -> None:
 def test_a_source_cannot_write(place: Place) -> None:
     assert all(hasattr(place.store(), verb) for verb in WRITE_VERBS)
     assert not any(hasattr(place.source(), verb) for verb in WRITE_VERBS)
+
+
+def test_only_the_generation_that_is_meant_goes(
+    place: Place, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = place.store()
+    if isinstance(store, FsspecStore):
+        store.put_new("a", b"1")
+        with pytest.raises(StoreError, match="a local folder or S3"):
+            store.delete_generation(store.head("a"))
+        assert keys(store) == ["a"]
+        return
+    store.put("a/b", b"first")
+    store.put("a/c", b"stays")
+    old = store.head("a/b")
+    store.put("a/b", b"other")
+    with pytest.raises(ChangedError):
+        store.delete_generation(old)
+    assert read(store, "a/b") == b"other"
+    new = store.head("a/b")
+    if "ministack" in request.node.name:
+        with monkeypatch.context() as patch:  # it knows the condition of the request, without our look before it
+            patch.setattr(S3Store, "head", lambda *_: old)
+            with pytest.raises(ChangedError):
+                store.delete_generation(old)
+        assert read(store, "a/b") == b"other"
+    store.delete_generation(new)
+    assert keys(store) == ["a/c"]
+    with pytest.raises(NotFoundError):
+        store.delete_generation(new)
+
+
+def test_what_a_link_leads_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "root" / "blobs").mkdir(parents=True)
+    (tmp_path / "root" / "blobs" / "1").write_bytes(b"1")
+    (tmp_path / "root" / "link").symlink_to("blobs/1")
+    (tmp_path / "root" / "folder").symlink_to("blobs")
+    store = open_store(str(tmp_path / "root"))
+    for key in ("link", "folder/1"):
+        with pytest.raises(PathError, match="a link"):
+            store.delete_generation(store.head(key))
+    (tmp_path / "other").symlink_to("root")
+    other = open_store(str(tmp_path / "other"))
+    other.delete_generation(other.head("blobs/1"))
+    assert not (tmp_path / "root" / "blobs" / "1").exists()
 
 
 def test_create_only_is_probed_and_leaves_nothing(place: Place) -> None:
