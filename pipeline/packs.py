@@ -44,7 +44,7 @@ GAP_BYTES = 1 << 20
 
 def pack_index(rows: Iterable[Row]) -> bytes:
     """Return the index of a pack: one zstandard frame of the rows of its task, as `index_row` has them."""
-    return zstandard.ZstdCompressor(level=INDEX_LEVEL).compress(to_parquet(map(index_row, rows)))
+    return zstandard.ZstdCompressor(level=INDEX_LEVEL).compress(to_parquet(map(index_row, rows), compress=False))
 
 
 def index_row(row: Row) -> Row:

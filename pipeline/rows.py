@@ -186,8 +186,14 @@ def row_order(row: Row) -> tuple[bytes, int]:
     return row.file.encode("utf-8", "surrogateescape"), row.offset_bytes
 
 
-def to_parquet(rows: Iterable[Row]) -> bytes:
+def to_parquet(rows: Iterable[Row], *, compress: bool = True) -> bytes:
     """Return `rows` as bytes, the same for equal rows.
+
+    Parameters
+    ----------
+    rows : iterable of Row
+    compress : bool
+        False for a caller who compresses the whole: one frame of all columns is smaller than a frame of each.
 
     Raises
     ------
@@ -200,9 +206,9 @@ def to_parquet(rows: Iterable[Row]) -> bytes:
         SCHEMA,
         version="2.6",
         data_page_version="1.0",
-        compression="zstd",
-        compression_level=3,
-        use_dictionary=sorted(_TEXTS),
+        compression="zstd" if compress else "none",
+        compression_level=3 if compress else None,
+        use_dictionary=sorted(_TEXTS) if compress else False,
         write_statistics=False,
         write_page_checksum=True,
         store_schema=False,
