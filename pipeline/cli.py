@@ -153,6 +153,14 @@ def parser() -> argparse.ArgumentParser:
     rebuild.add_argument("--packs", action="store_true", help="show the files that packs alone hold whole")
     rebuild.add_argument("--name", metavar="CHECKPOINT", help="commit that as the next snapshot of this checkpoint")
 
+    help_text = "free the bytes of a source that is archived, on evidence, in two steps; shows them without --yes"
+    release = add("release-source", commands.release_source, help_text, snapshot)
+    release.add_argument("source", metavar="SRC")
+    release.add_argument("archive", metavar="ARCHIVE")
+    release.add_argument("--replica", metavar="ARCHIVE", help="another archive that must have the same snapshot")
+    release.add_argument("--grace", type=_count, default=7, metavar="DAYS", help="least time from intent to deed")
+    release.add_argument("--yes", action="store_true", help="write down the intent, or act on one that is old enough")
+
     listing = add("list", commands.listing, "snapshots of an archive", as_of)
     listing.add_argument("archive", metavar="ARCHIVE")
     info = add("info", commands.info, "files and tensors of a snapshot, with sizes", filters, snapshot, as_of)

@@ -279,6 +279,13 @@ def gc(arguments: argparse.Namespace, report: Report) -> int:
     return keeping.gc(arguments, _run_settings(arguments), report)
 
 
+def release_source(arguments: argparse.Namespace, report: Report) -> int:
+    """Free the bytes of a source that is archived, on evidence."""
+    from pipeline import releasing
+
+    return releasing.release_source(arguments, _run_settings(arguments), report)
+
+
 def rebuild(arguments: argparse.Namespace, report: Report) -> int:
     """Write lost manifests again, or commit a run that has lost its snapshot."""
     from pipeline import keeping

@@ -3,7 +3,8 @@
 The rules are those of restic's ``forget``, so that nobody has to learn others. Each takes the snapshots of one
 checkpoint from the newest to the oldest: ``last`` keeps N, ``daily``, ``weekly`` and ``monthly`` keep the newest of
 each of the last N days, ISO weeks and months that have any, in UTC, and the oldest of all where they could keep more. A
-snapshot stays if any rule keeps it. Beyond restic, the newest stays always, and so does the newest that lacks no file.
+snapshot stays if any rule keeps it. Beyond restic, the newest stays always, and so do the newest that lacks no file and
+those whose source was freed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from pipeline.condemned import spare
 from pipeline.packs import pack_key
 from pipeline.snapshots import from_json
 from pipeline.store import SourceStore, Store
+
+RELEASED = "released"
+"""Tag of a snapshot whose source was freed: it may be the last copy, so that it goes by name alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ def decide_kept(snapshots: Sequence[Kept], policy: Policy) -> list[Kept]:
                 reasons[one.seq].append(name)
                 before, count = period(one), count - 1
     for one in known:
-        reasons[one.seq] += [f"tag {tag}" for tag in sorted(policy.tags & one.tags)]
+        reasons[one.seq] += [f"tag {tag}" for tag in sorted((policy.tags | {RELEASED}) & one.tags)]
     for name, found in (("newest", known[:1]), ("newest complete", [one for one in known if one.complete][:1])):
         for one in found:
             reasons[one.seq].append(name)

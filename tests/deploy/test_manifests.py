@@ -259,26 +259,40 @@ def policy_of(name: str, bucket: str) -> dict[str, Any]:
     return found
 
 
-def test_policies_allow_what_the_commands_do_and_no_deletion(server: S3Server, tmp_path: Path) -> None:
+def test_policies_allow_what_the_commands_do_and_nothing_that_loses(server: S3Server, tmp_path: Path) -> None:
     weights = safetensors([("w", "BF16", [400, 100], bf16(1, 40_000))])
     (tmp_path / "llama").mkdir()
     (tmp_path / "llama" / "model.safetensors").write_bytes(weights)
     brevis("restore", *_archived(tmp_path), server.url("models/llama"), env=server.env)
+    archive, source = server.url("vault/archive"), server.url("models/llama")
+    release = ("release-source", source, archive, "--grace", "0", "--yes")
+    needed: dict[str, set[tuple[str, str]]] = {}
     with fault_proxy(server.endpoint) as proxy:
         env = {**server.env, "AWS_ENDPOINT_URL": proxy.endpoint}
-        archive, source = server.url("vault/archive"), server.url("models/llama")
-        brevis("archive", source, archive, "--workers", "1", "--set", "synth.budget=4", env=env)
-        done = actions(proxy.requests)
-        proxy.requests.clear()
-        brevis("restore", archive, server.url("restored/llama"), "--workers", "1", env=env)
-        restored = actions(proxy.requests)
-    for name, needed in (("archive", done), ("restore", restored)):
+        for name, command in (
+            ("archive", ("archive", source, archive, "--workers", "1", "--set", "synth.budget=4")),
+            ("restore", ("restore", archive, server.url("restored/llama"), "--workers", "1")),
+            ("keep", ("verify", archive, "--receipt", "--workers", "1")),
+            ("release", release),
+            ("release", release),
+        ):
+            proxy.requests.clear()
+            brevis(*command, env=env)
+            needed[name] = needed.get(name, set()) | actions(proxy.requests)
+    model = f"{server.bucket}/models/llama/model.safetensors"
+    assert ("s3:DeleteObject", model) in needed["release"]
+    for name, requests in needed.items():
         policy = policy_of(name, server.bucket)
-        refused = sorted(f"{action} {resource}" for action, resource in needed if not may(policy, action, resource))
+        refused = sorted(f"{action} {resource}" for action, resource in requests if not may(policy, action, resource))
         assert not refused
-        assert {"s3:GetObject", "s3:PutObject", "s3:ListBucket"} <= {action for action, _ in needed}
+        assert {"s3:GetObject", "s3:PutObject", "s3:ListBucket"} <= {action for action, _ in requests}
         assert not may(policy, "s3:DeleteObject", f"{server.bucket}/vault/archive/FORMAT")
-        assert not may(policy, "s3:PutObject", f"{server.bucket}/models/llama/model.safetensors")
+        assert not may(policy, "s3:PutObject", model)
+        assert may(policy, "s3:DeleteObject", model) is (name == "release")
+        removes = any(
+            may(policy, "s3:DeleteObject", f"{server.bucket}/vault/archive/{key}") for key in ("packs/1", "snapshots/1")
+        )
+        assert removes is (name == "keep")
 
 
 def _archived(tmp_path: Path) -> tuple[str]:

@@ -20,7 +20,7 @@ def commands() -> list[str]:
     found = []
     for page in PAGES:
         text = page.read_text()
-        inline = re.findall(r"`(?:time )?(brevis [a-z]+ [^`|]*)`", text)
+        inline = re.findall(r"`(?:time )?(brevis [a-z-]+ [^`|]*)`", text)
         fenced = "\n".join(re.findall(r"(?s)```.*?```", text))
         blocks = re.findall(r"^(?:deploy/submit\.sh|brevis) .*", fenced, re.MULTILINE)
         found += inline + [line.replace("deploy/submit.sh", "brevis") for line in blocks]
@@ -34,7 +34,7 @@ def test_every_command_is_one(command: str) -> None:
 
 def test_the_runbook_has_commands() -> None:
     verbs = {command.split()[1] for command in commands()}
-    assert {"archive", "verify", "prune", "gc", "rebuild", "restore", "list"} <= verbs
+    assert {"archive", "verify", "prune", "gc", "rebuild", "release-source", "restore", "list"} <= verbs
 
 
 def test_every_exit_code_is_explained() -> None:
