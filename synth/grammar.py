@@ -148,7 +148,13 @@ def _is_settled(hole: Hole, production: Production) -> bool:
         assert isinstance(op, Partition), "offered where it applies"
         return op.n_marked * op.row_words * op.low_bits * SETTLED >= stream.n_words * stream.width_bits
     is_wide = hole.is_float and stream.width_bits >= 32
-    return production.family == "zeros" and is_wide and not _is_near(hole.sample)
+    return production.family == "zeros" and is_wide and not _is_matched_apart(hole) and not _is_near(hole.sample)
+
+
+def _is_matched_apart(hole: Hole) -> bool:
+    """Whether words other than zero repeat too, so that LZ takes less than they would: a mask is no better then."""
+    n_others = int(np.count_nonzero(hole.sample.words))
+    return 4 * hole.literal.bits_q8 * hole.sample.words.size < 3 * hole.plain_q8 * n_others
 
 
 def _is_near(sample: Sample) -> bool:

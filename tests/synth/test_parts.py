@@ -152,6 +152,13 @@ def test_no_mask_of_few_different_words() -> None:
     assert "zeros" not in names(root(f16(floats(600)) * (np.arange(600 * COLUMNS) % 2).astype(np.uint16), "I16"))
 
 
+def test_words_that_repeat_are_searched_on_although_some_are_zero() -> None:
+    angles = np.outer(np.arange(258), np.arange(COLUMNS)) % COLUMNS * (2 * np.pi / COLUMNS)
+    windows = np.hanning(COLUMNS) * (np.arange(COLUMNS) % 32 > 0)
+    waves = f32((np.cos(angles) * windows + 0.0).astype(np.float32))
+    assert {"zeros", "sign"} <= set(names(root(waves)))
+
+
 @pytest.mark.parametrize("part", [0.05, 0.4, 0.9])
 def test_zero_words_cost_their_mask(part: float) -> None:
     words = sparse(part)
