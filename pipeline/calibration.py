@@ -1,23 +1,31 @@
-"""The sample of a checkpoint from which its own prior is learned.
+"""What is learned of a checkpoint before its tasks run: a prior, and codebooks for its small tensors.
 
-Some tensors, spread over dtypes, sizes and roles, the first rows of each: chosen by what the plan says alone, so
-that every driver of a run reads the same words and learns the same prior.
+Evidence is learned from some tensors, spread over dtypes, sizes and roles, the first rows of each: chosen by what the
+plan says alone, so that every driver of a run reads the same words and learns the same prior. They are read for that:
+rows and columns, and the programs of roles, do not show in the 16 KiB that the planning pass reads of a tensor.
+Learning from those made archives larger, by 0.05 points (MiniLM F32) to 4.4 (silero F32).
+
+Books are learned from what that pass reads of all small tensors.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from blake3 import blake3
 
+from operators.books import Books
 from operators.errors import StoreError
 from operators.words import dtype_of
 from pipeline.executors import may_retry
 from pipeline.plan import Part, Plan
+from pipeline.sampling import Sample, sample_plan
 from pipeline.segments import Segment
 from pipeline.store import SourceStore
 from pipeline.tasks import segment_words
+from synth.booked import MOST_BYTES, Lessons, is_offered
 from synth.calibrate import MAX_TENSORS, TensorSample, calibrate
 from synth.options import SearchOptions
 from synth.prior import Prior
@@ -27,14 +35,53 @@ REGION_BYTES = 8 << 20
 """Bytes of a tensor that are read, in whole rows."""
 
 
-def learn_prior(source: SourceStore, plan: Plan, options: SearchOptions, base: Prior) -> Prior:
-    """Return `base` with what a sample of the planned tensors teaches; `base` itself where there are none.
+class Pupil:
+    """Learns codebooks from the planning pass, or from another one where that was made in an earlier attempt."""
+
+    def __init__(self) -> None:
+        self._lessons = Lessons()
+        self._has_begun = False
+
+    def watch(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Pass `samples` on, looking at those of small tensors."""
+        self._has_begun = True
+        for sample in samples:
+            if sample.segment.n_bytes <= MOST_BYTES:
+                self._lessons.add(sample.words, sample.segment.dtype)
+            yield sample
+
+    def books(self, source: SourceStore, plan: Plan) -> Books:
+        """Return the books of the planned tensors. Raises StoreError."""
+        if not self._has_begun:
+            for _ in self.watch(sample_plan(source, plan)):
+                pass
+        return self._lessons.learn()
+
+
+def learn_prior(
+    source: SourceStore, plan: Plan, options: SearchOptions, base: Prior, pupil: Pupil | None = None
+) -> Prior:
+    """Return `base` with what the planned tensors teach; `base` itself where there are none.
+
+    Parameters
+    ----------
+    source : SourceStore
+    plan : Plan
+    options : SearchOptions
+    base : Prior
+    pupil : Pupil, optional
+        What has watched the planning pass; by default another pass is made.
 
     Raises
     ------
     StoreError
         The source cannot be read.
     """
+    prior = _with_evidence(source, plan, options, base)
+    return replace(prior, books=(pupil or Pupil()).books(source, plan)) if is_offered(options) else prior
+
+
+def _with_evidence(source: SourceStore, plan: Plan, options: SearchOptions, base: Prior) -> Prior:
     chosen = choose(plan)
     if not chosen:
         return base

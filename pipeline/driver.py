@@ -18,7 +18,7 @@ from configs.recipe import Config, recipe_digest
 from operators.errors import ArchiveError, ChangedError, DamageError, NothingMatchedError, StoreError, UsageError
 from operators.record import WRITER_REVISION
 from pipeline.archive import create_archive, refuse_own_folders
-from pipeline.calibration import learn_prior
+from pipeline.calibration import Pupil, learn_prior
 from pipeline.commit import (
     Base,
     Draft,
@@ -136,7 +136,8 @@ class ArchiveRun:
             return self._up_to_date(summary, unchanged, files, started)
         draft = Draft(self.order.checkpoint, base.seq, recipe, tuple(files), (), package_version())
         task_bytes = self.config.recipe.task_bytes
-        planned = plan_run(self.source, self.archive, draft, earlier, task_bytes, checksum=self.order.checksum)
+        pupil, checksum = Pupil(), self.order.checksum
+        planned = plan_run(self.source, self.archive, draft, earlier, task_bytes, checksum=checksum, watch=pupil.watch)
         draft, plan, failed = planned.draft, planned.plan, planned.failures
         summary.warnings = [*earlier.lost, *planned.warnings, *lint(draft.files, self._read)]
         done = find_receipts(self.archive, draft.run, plan.tasks)
@@ -145,7 +146,7 @@ class ArchiveRun:
         progress.expect(plan.n_bytes)
         progress.add(sum(task.n_bytes for task in plan.tasks if task.ordinal in done))
         pending = earlier.with_candidates(task for task in plan.tasks if task.ordinal not in done)
-        for outcome in executor.run(self._job(planned, base), pending) if pending else ():
+        for outcome in executor.run(self._job(planned, base, pupil), pending) if pending else ():
             task, receipt = outcome.item, outcome.result
             summary.retries += outcome.attempts - 1
             progress.add(task.n_bytes)
@@ -201,14 +202,14 @@ class ArchiveRun:
         prior = blake3(self.base_prior.dump()).hexdigest()
         return recipe_digest(self.config.recipe, prior, WRITER_REVISION, libraries)
 
-    def _job(self, planned: Planned, base: Base) -> ArchiveJob:
+    def _job(self, planned: Planned, base: Base, pupil: Pupil) -> ArchiveJob:
         run, options = planned.draft.run, self.config.recipe.synth
         prior = self.base_prior
         known = find_prior(self.archive, run)
         if known is None and planned.is_small_change and base.snapshot is not None:
             known = self._inherited(base.snapshot.run)
         if known is None and options.prior == "learned" and self.order.prior is None:
-            prior = learn_prior(self.source, planned.plan, options, prior)
+            prior = learn_prior(self.source, planned.plan, options, prior, pupil)
         return ArchiveJob(
             self.order.source_url,
             self.order.archive_url,

@@ -6,7 +6,7 @@ none looks into the files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -15,11 +15,13 @@ from pipeline.commit import Draft, adopt_plan, adopt_rows, find_plan
 from pipeline.duplicates import Earlier, gathered
 from pipeline.plan import Finding, Part, Plan, make_plan
 from pipeline.rows import Row
-from pipeline.sampling import Fingerprints, sample_files
+from pipeline.sampling import Fingerprints, Sample, sample_files
 from pipeline.segments import Layout, layout_of
 from pipeline.store import ObjectInfo, SourceStore, Store
 from pipeline.summary import Failed
 
+Watch = Callable[[Iterable[Sample]], Iterator[Sample]]
+"""Passes samples on, learning from them."""
 LAYOUT_REQUESTS = 16
 """Headers read at the same time."""
 
@@ -58,7 +60,14 @@ class Planned:
 
 
 def plan_run(
-    source: SourceStore, archive: Store, draft: Draft, earlier: Earlier, task_bytes: int, *, checksum: bool = False
+    source: SourceStore,
+    archive: Store,
+    draft: Draft,
+    earlier: Earlier,
+    task_bytes: int,
+    *,
+    checksum: bool = False,
+    watch: Watch = iter,
 ) -> Planned:
     """Plan a run, or take up the plan that it has already.
 
@@ -73,6 +82,8 @@ def plan_run(
         Source bytes that a task aims at.
     checksum : bool
         Read every file, also those that did not change.
+    watch : callable
+        Sees the samples of the planning pass, which is not made where the plan is there.
     """
     known = {} if checksum else earlier.unchanged(draft.inventory)
     unchanged = tuple(row for rows in known.values() for row in rows)
@@ -83,7 +94,7 @@ def plan_run(
     failures: list[Failed] = []
     plan = find_plan(archive, draft.run, rest)
     if plan is None:
-        plan, failures = fresh_plan(source, rest, task_bytes)
+        plan, failures = fresh_plan(source, rest, task_bytes, watch)
         if failures:
             draft = replace(draft, apart=(*apart, *sorted(failure.key for failure in failures)))
         plan = adopt_plan(archive, draft.run, plan, plan.files)
@@ -92,7 +103,9 @@ def plan_run(
     return Planned(draft, plan, unchanged, failures)
 
 
-def fresh_plan(source: SourceStore, files: Sequence[ObjectInfo], task_bytes: int) -> tuple[Plan, list[Failed]]:
+def fresh_plan(
+    source: SourceStore, files: Sequence[ObjectInfo], task_bytes: int, watch: Watch = iter
+) -> tuple[Plan, list[Failed]]:
     """Cut every file and gather what is alike; those that cannot be read are failures and left out.
 
     Raises
@@ -110,7 +123,7 @@ def fresh_plan(source: SourceStore, files: Sequence[ObjectInfo], task_bytes: int
                 failures.append(Failed.of(info.key, outcome))
     parts = [Part(info, layout.format, layout.reason, layout.segments) for info, layout in layouts if layout.segments]
     fingerprints = Fingerprints()
-    for _ in fingerprints.watch(sample_files(source, parts)):
+    for _ in fingerprints.watch(watch(sample_files(source, parts))):
         pass
     plan = make_plan(
         [info for info, _ in layouts],

@@ -15,6 +15,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
+from operators.books import Book, Books
 from operators.check import check
 from operators.errors import ArchiveError, DamageError, InternalError, StoreError
 from operators.limits import RECORD_BYTES, SEGMENT_BYTES
@@ -22,6 +23,7 @@ from operators.program import Literal, Node
 from operators.run import Encoded, digest_of, encode, execute
 from operators.words import Bytes, Words, dtype_of, words_of
 from pipeline.ahead import ahead
+from pipeline.carried import Carried, Settled
 from pipeline.commit import adopt_receipt, find_receipt
 from pipeline.executors import may_retry
 from pipeline.meters import timed
@@ -30,6 +32,7 @@ from pipeline.plan import Part, Task
 from pipeline.rows import Row
 from pipeline.segments import Segment
 from pipeline.store import Buffers, Room, SourceStore, Store, open_source, open_store
+from synth.booked import Shelf, is_offered
 from synth.options import SearchOptions
 from synth.prior import Prior
 from synth.roles import Recalled, Roles, smallest
@@ -41,6 +44,8 @@ RECORD_SLACK_BYTES = 64 << 10
 """What a record may take beyond its segment while it is written: its header, and room that payloads leave."""
 RECORDS_BYTES = SEGMENT_BYTES
 """Records of a task that are held before they are written, for as long as each of its segments has room."""
+LEAST_GAIN_BYTES = 8
+"""That a codebook has to save of a record: its program, like few others, takes about half of it in a manifest."""
 READ_BYTES = SEGMENT_BYTES
 """Segments of one file are read together up to this many bytes."""
 
@@ -114,10 +119,12 @@ class Encoder:
     ----------
     options : SearchOptions
     prior : Prior
+        With the codebooks of the run.
     """
 
     def __init__(self, options: SearchOptions, prior: Prior) -> None:
         self._roles = Roles(options, prior)
+        self._shelf = Shelf(prior.books if is_offered(options) else Books())
         self._tensor: tuple[str, str | None] | None = None
         self._found: Synthesis | Recalled | None = None
         self._decoded = np.empty(0, np.uint8)
@@ -160,6 +167,28 @@ class Encoder:
                 raise InternalError("a raw record that decodes to its bytes", "other bytes", row.where, "report it")
         return encoded, expansions
 
+    def booked(self, row: Row, data: memoryview, plain: Encoded) -> tuple[Encoded, Book] | None:
+        """Return a verified record of `data` that is smaller than `plain`, and the codebook that it needs, or None.
+
+        Parameters
+        ----------
+        row, data
+            As for `record`.
+        plain : Encoded
+            What that returned; it stays as it is.
+        """
+        words = segment_words(row.segment, data)
+        found = self._shelf.choose(words, row.dtype)
+        if found is None or found.n_bytes + LEAST_GAIN_BYTES > plain.body_bytes:
+            return None
+        encoded = encode(found.program, words, row.digest, books=self._shelf.books)
+        if encoded is None or len(encoded.record) + LEAST_GAIN_BYTES > len(plain.record):
+            return None
+        if not self._restores(encoded, data, row.digest or b"", self._shelf.books):
+            self.alarms.append(row.where)
+            return None
+        return encoded, found.book
+
     def _coded(self, row: Row, words: Words, digest: bytes) -> tuple[Encoded | None, int]:
         """Search once per tensor and task; its further segments, and tensors of its role, share the program."""
         tensor = (row.file, row.tensor)
@@ -193,10 +222,10 @@ class Encoder:
             return None
         return encoded
 
-    def _restores(self, encoded: Encoded, data: memoryview, digest: bytes) -> bool:
-        self._decoded = _grown(self._decoded, len(data), SEGMENT_BYTES)
+    def _restores(self, encoded: Encoded, data: memoryview, digest: bytes, books: Books | None = None) -> bool:
+        self._decoded = out = _grown(self._decoded, len(data), SEGMENT_BYTES)
         try:
-            execute(encoded.record, n_bytes=len(data), digest=digest, out=self._decoded[: len(data)], expected=data)
+            execute(encoded.record, books, n_bytes=len(data), digest=digest, out=out[: len(data)], expected=data)
         except DamageError:
             return False
         return True
@@ -248,11 +277,12 @@ class TaskWorker:
             first = list(islice(windows, 1))  # is read while another task is encoded
             with self._encoding:
                 self._encoder.start()
-                rows = self._stored(pack, ahead(window for window in chain(first, windows)), task.candidates)
+                carried = Carried()
+                rows = self._stored(pack, ahead(window for window in chain(first, windows)), task.candidates, carried)
                 alarms = tuple(self._encoder.alarms)
             # A file that failed midway has no rows; what it left in the pack may serve others.
             rows = [row for row in rows if row.file not in failures]
-            digest = pack.finish(pack_index(rows))
+            digest = pack.finish(pack_index(rows), carried.books.to_bytes())
             if any(row.pack is None for row in rows):
                 with timed("store"):
                     self._archive.put(pack_key(digest), pack.path)
@@ -279,36 +309,30 @@ class TaskWorker:
                     raise
                 failures[part.info.key] = error
 
-    def _stored(self, pack: PackSpool, windows: Iterable[list[Read]], candidates: Iterable[Row]) -> list[Row]:
+    def _stored(
+        self, pack: PackSpool, windows: Iterable[list[Read]], candidates: Iterable[Row], carried: Carried
+    ) -> list[Row]:
         """Append the record of each segment to `pack`; equal segments share that of the first, or of the base."""
         rows: list[Row] = []
         known = {row.digest or b"": row for row in candidates}
+
+        def store(settled: Iterable[Settled]) -> None:
+            for digest, encoded in settled:
+                n_bytes, program = len(encoded.record), str(encoded.program)
+                offset = pack.add(encoded.record)
+                known[digest] = replace(known[digest], program=program, stored_bytes=n_bytes, pack_offset=offset)
+
         for row, data in chain.from_iterable(windows):
             assert row.digest is not None
-            first = known.get(row.digest)
-            if first is None:
+            rows.append(row)
+            if row.digest not in known:
+                known[row.digest] = row
                 with timed("encode"):
-                    encoded, _ = self._encoder.record(row, data, pack.room(record_room(len(data))))
-                offset, n_bytes = pack.add(encoded.record), len(encoded.record)
-                stored = replace(
-                    row,
-                    program=str(encoded.program),
-                    stored_bytes=n_bytes,
-                    pack_offset=offset,
-                )
-                known[row.digest] = stored
-            else:
-                stored = replace(
-                    row,
-                    program=first.program,
-                    stored_bytes=first.stored_bytes,
-                    stored_digest=first.stored_digest,
-                    pack=first.pack,
-                    pack_bytes=first.pack_bytes,
-                    pack_offset=first.pack_offset,
-                )
-            rows.append(stored)
-        return rows
+                    plain, _ = self._encoder.record(row, data, pack.room(record_room(len(data))))
+                    booked = self._encoder.booked(row, data, plain)
+                store(carried.settle(row.digest, plain, booked))
+        store(carried.rest())
+        return [_placed(row, known[row.digest or b""]) for row in rows]
 
 
 class _Memory:
@@ -323,6 +347,19 @@ class _Memory:
         n_bytes = max(record_room(largest_bytes), min(all_bytes, RECORDS_BYTES))
         if self.records.size < n_bytes:
             self.records = np.empty(n_bytes, np.uint8)
+
+
+def _placed(row: Row, stored: Row) -> Row:
+    """Return `row` with the record of an equal segment, or its own."""
+    return replace(
+        row,
+        program=stored.program,
+        stored_bytes=stored.stored_bytes,
+        stored_digest=stored.stored_digest,
+        pack=stored.pack,
+        pack_bytes=stored.pack_bytes,
+        pack_offset=stored.pack_offset,
+    )
 
 
 def record_room(n_bytes: int) -> int:

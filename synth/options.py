@@ -23,7 +23,8 @@ class SearchOptions:
     depth : int
         Levels of operators; constants and repetitions below them are free.
     disable : tuple of str
-        Names of productions or families that are not offered. A literal cannot be disabled.
+        Names of productions or families that are not offered; ``fixed`` for codebooks (`synth.booked`). A literal
+        cannot be disabled.
     sample_words : int
         Words on which a tensor is judged that has more than `exact_words`.
     exact_words : int

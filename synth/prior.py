@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
+from operators.books import Books
 from operators.errors import FormatError, UnsupportedError
 from operators.program import parse
 from synth.hole import Hole
@@ -55,6 +57,7 @@ class Rule(Protocol):
         """Whether there is nothing to expect: it is known."""
 
 
+_HEX: Final = re.compile("(?:[0-9a-f]{2})*")
 R = TypeVar("R", bound=Rule)
 
 
@@ -133,12 +136,15 @@ class Prior:
         False for the uniform prior, by which nothing is expected and nothing stops early.
     programs : mapping of str to tuple of Remembered
         By role, those that were found first first.
+    books : Books
+        Those for the small tensors of a checkpoint (`synth.booked`).
     """
 
     evidence: Mapping[str, Mapping[str, Counts]]
     provenance: tuple[Mapping[str, Any], ...] = ()
     informed: bool = True
     programs: Mapping[str, tuple[Remembered, ...]] = field(default_factory=dict)
+    books: Books = field(default_factory=Books)
     _ranked: dict[tuple[object, ...], list[tuple[Belief, Any]]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -198,7 +204,8 @@ class Prior:
             for name, (offers, wins, gains) in productions.items():
                 before = row.get(name, (0, 0, 0))
                 row[name] = (before[0] + offers, before[1] + wins, before[2] + gains)
-        return Prior(merged, self.provenance + own.provenance, programs={**self.programs, **own.programs})
+        programs, books = {**self.programs, **own.programs}, own.books if len(own.books) else self.books
+        return Prior(merged, self.provenance + own.provenance, programs=programs, books=books)
 
     def pruned(self, min_offers: int) -> Prior:
         """Return this prior without what was offered fewer times: a coarser context tells as much."""
@@ -207,7 +214,7 @@ class Prior:
             row = {name: counts for name, counts in productions.items() if counts[0] >= min_offers}
             if row:
                 kept[context] = row
-        return Prior(kept, self.provenance, self.informed, self.programs)
+        return Prior(kept, self.provenance, self.informed, self.programs, self.books)
 
     def dump(self) -> bytes:
         """Return canonical JSON: the same evidence is always the same bytes."""
@@ -223,6 +230,7 @@ class Prior:
                 for role, known in self.programs.items()
             },
             "provenance": list(self.provenance),
+            **({"books": self.books.to_bytes().hex()} if len(self.books) else {}),
         }
         return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
 
@@ -249,10 +257,12 @@ class Prior:
         if version > FORMAT:
             raise UnsupportedError(f"a prior of format {FORMAT}", str(version), "", "read it with a newer version")
         _require(
-            set(content) == {"evidence", "format", "informed", "programs", "provenance"},
+            set(content) | {"books"} == {"books", "evidence", "format", "informed", "programs", "provenance"},
             "the keys of a prior",
             sorted(content),
         )
+        books = content.get("books", "")
+        _require(isinstance(books, str) and _HEX.fullmatch(books) is not None, "books in hexadecimal", books)
         _require(type(content["informed"]) is bool, "true or false", content["informed"])
         provenance = content["provenance"]
         _require(isinstance(provenance, list) and all(isinstance(row, dict) for row in provenance), "rows", provenance)
@@ -265,7 +275,8 @@ class Prior:
                 valid = valid and 0 <= counts[1] <= counts[0] < MAX_COUNT and 0 <= counts[2] <= counts[1] << 10
                 _require(valid, "offers, wins and gains", counts, f"{context} {name}")
                 productions[name] = tuple(counts)
-        return cls(evidence, tuple(provenance), content["informed"], programs=_programs(content["programs"]))
+        programs = _programs(content["programs"])
+        return cls(evidence, tuple(provenance), content["informed"], programs, Books.from_bytes(bytes.fromhex(books)))
 
 
 def _programs(content: Any) -> dict[str, tuple[Remembered, ...]]:

@@ -5,7 +5,7 @@ A block is, after a varint m:
 =======  ==========================================================================================
 m        what follows
 =======  ==========================================================================================
-0        the words as they are
+0        the words as they are, with as many bits as they have, the first one lowest
 1        one word: all are equal
 2 + e    the bytes of each stream as varints, the streams (`operators.kernels.huffman`), e escaped words
 =======  ==========================================================================================
@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.base import BLOCK_WORDS
+from operators.kernels.bits import pack_any, unpack_any
 from operators.kernels.huffman import SPLIT_WORDS, STREAMS, decode_block, encode_block
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.memory import copy_bytes
@@ -61,6 +62,14 @@ def _all_equal(words: Any) -> Any:
     return True
 
 
+@inlined
+def _width_of(mask: Any) -> Any:
+    width = np.int64(0)
+    while mask >> width:
+        width += 1
+    return width
+
+
 @kernel("streams", "scratch", "escapes", "out")
 def encode_words(
     words: NDArray[Any],
@@ -90,10 +99,11 @@ def encode_words(
         Has room for the bytes of the words, and `HEAD_BYTES` for each block.
     """
     item = words.itemsize
+    width = _width_of(mask)
     end = 0
     for start in range(0, words.size, BLOCK_WORDS):
         block = words[start : start + BLOCK_WORDS]
-        n_bytes = block.size * item
+        n_bytes = (block.size * width + 7) >> 3
         if _all_equal(block):
             out[end] = 1
             copy_bytes(out, end + 1, data, start * item, item)
@@ -117,7 +127,10 @@ def encode_words(
                 end = at
                 continue
         out[end] = 0
-        copy_bytes(out, end + 1, data, start * item, n_bytes)
+        if width == 8:
+            copy_bytes(out, end + 1, data, start, n_bytes)
+        else:
+            pack_any(block, width, 0, out[end + 1 : end + 1 + n_bytes])
         end += 1 + n_bytes
     return end
 
@@ -173,6 +186,7 @@ def decode_words(
     out, words : uint8 array and Words of the same memory
     """
     item = words.itemsize
+    width = _width_of(mask)
     at = np.int64(0)
     for start in range(0, words.size, BLOCK_WORDS):
         block = words[start : start + BLOCK_WORDS]
@@ -181,20 +195,23 @@ def decode_words(
         if head < 0 or head - 2 > block.size:
             return -1
         if head < 2:
-            n_raw = item if head else n_bytes
+            n_raw = item if head else (block.size * width + 7) >> 3
             if payload.size - at < n_raw:
                 return -1
-            copy_bytes(out, begin, payload, at, n_raw)
-            at += n_raw
-            highest = np.int64(block[0])
             if head:
+                copy_bytes(out, begin, payload, at, item)
+                if np.int64(words[start]) > mask:
+                    return -1
                 for i in range(block.size):
                     block[i] = words[start]
+            elif width == 8:
+                copy_bytes(out, begin, payload, at, n_raw)
             else:
-                for i in range(block.size):
-                    highest = max(highest, np.int64(block[i]))
-            if highest > mask:
-                return -1
+                unpack_any(payload[at : at + n_raw], width, 0, block)
+                n_used = (block.size * width) & 7
+                if n_used and np.int64(payload[at + n_raw - 1]) >> n_used:
+                    return -1
+            at += n_raw
             continue
         n_streams = STREAMS if block.size >= SPLIT_WORDS else 1
         starts = np.empty(n_streams + 1, np.int64)

@@ -8,23 +8,38 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from tests.bench import compare, compared, files, memory, plots, sizes, speed, synthesis, targets, training
+from tests.bench import (
+    books,
+    compare,
+    compared,
+    files,
+    memory,
+    plots,
+    scale,
+    sizes,
+    speed,
+    synthesis,
+    targets,
+    training,
+)
 from tests.bench.report import Table, page, save
 from tests.bench.results import FILE, RESULTS, Results
 
-TABLES: dict[str, Callable[[], Table | list[Table]]] = {
+TABLES: dict[str, Callable[[], Table | Iterable[Table]]] = {
     "sizes": sizes.table,
     "speed": speed.table,
     "files": files.table,
     "search": synthesis.tables,
     "memory": memory.table,
+    "scale": scale.tables,
     "training": training.tables,
+    "books": books.table,
     "peers": sizes.measure_peers,
 }
 DEFAULT = ("sizes", "speed", "files", "search")
-"""What `make bench` measures unless told otherwise; the others need torch (`training`), write 6 GB or take long."""
+"""What `make bench` measures unless told otherwise; the others need torch (`training`), write 8 GB or take long."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
             holds &= all(row[-1] == targets.HOLDS for row in table.rows)
         else:
             made = TABLES[name]()
-            for one in made if isinstance(made, list) else [made]:
+            for one in [made] if isinstance(made, Table) else made:
                 tables.append(one)
                 print(one.markdown(), flush=True)
     if tables:

@@ -61,11 +61,19 @@ def plain_decode(payload: bytes, book: Book, shift: int, n_words: int) -> list[i
         at += item * count
         return found
 
+    def packed(count: int) -> list[int]:
+        nonlocal at
+        n_bytes, width = -(-count * book.width_bits // 8), book.width_bits
+        bits = int.from_bytes(payload[at : at + n_bytes], "little")
+        at += n_bytes
+        assert bits >> count * width == 0
+        return [bits >> width * k & size - 1 for k in range(count)]
+
     for start in range(0, n_words, BLOCK_WORDS):
         n = min(BLOCK_WORDS, n_words - start)
         m = varint()
         if m < 2:
-            words += raw(1) * n if m else raw(n)
+            words += raw(1) * n if m else packed(n)
             continue
         parts = 4 if n >= 4096 else 1
         sizes = [varint() for _ in range(parts)]

@@ -328,7 +328,9 @@ def fixed(b: int, n: int, data: bytes, book: Book, shift: int) -> Words:
         count = min(BLOCK, n - start)
         kind = source.varint()
         if kind == 0:
-            words += numbers(source.take(count * n_bytes), n_bytes)
+            bits = Bits(source.take(-(-count * b // 8)))
+            words += [bits.number(b) for _ in range(count)]
+            bits.to_the_byte()
         elif kind == 1:
             words += numbers(source.take(n_bytes), n_bytes) * count
         else:

@@ -73,6 +73,9 @@ DAMAGE: dict[str, Any] = {
     "a context that is a list": {"evidence": {"c": []}},
     "provenance that is a text": {"provenance": "me"},
     "informed by a number": {"informed": 1},
+    "books that are a number": {"books": 1},
+    "books that are no hexadecimal": {"books": "0"},
+    "books that are something else": {"books": "00"},
     "nesting": b"[" * 100_000,
 }
 
