@@ -104,6 +104,8 @@ def parser() -> argparse.ArgumentParser:
     )
     archive.add_argument("--dry-run", action="store_true", help="list what would be archived, write nothing")
     archive.add_argument("--checksum", action="store_true", help="read files, too, that the store says are unchanged")
+    help_text = "read the packs of the last snapshot, too, and store again what is in damaged ones"
+    archive.add_argument("--repair", action="store_true", help=help_text)
     archive.add_argument("--prior", metavar="FILE", help="prior of another checkpoint, instead of learning one")
     archive.add_argument("--strict-format", action="store_true", help="a file with a faulty format fails")
     archive.add_argument("--tag", action="append", default=[], help="tag the snapshot, for `prune --keep-tag`")

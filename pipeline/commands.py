@@ -104,6 +104,7 @@ def archive(arguments: argparse.Namespace, report: Report) -> int:
         arguments.single_writer,
         checked_tags(arguments.tag),
         arguments.checksum,
+        arguments.repair,
     )
     if arguments.checkpoint_glob is not None:
         return _archive_many(arguments, report, order, config)

@@ -15,9 +15,17 @@ import zstandard
 from blake3 import blake3
 
 from configs.recipe import Config, recipe_digest
-from operators.errors import ArchiveError, ChangedError, DamageError, NothingMatchedError, StoreError, UsageError
+from operators.errors import (
+    ArchiveError,
+    ChangedError,
+    DamageError,
+    NotFoundError,
+    NothingMatchedError,
+    StoreError,
+    UsageError,
+)
 from operators.record import WRITER_REVISION
-from pipeline.archive import create_archive, refuse_own_folders
+from pipeline.archive import create_archive, load_manifest, refuse_own_folders
 from pipeline.calibration import Pupil, learn_prior
 from pipeline.commit import (
     Base,
@@ -41,6 +49,7 @@ from pipeline.snapshots import Snapshot, package_version, time_text
 from pipeline.store import ObjectInfo, SourceStore, Store, folder_url, open_source, open_store
 from pipeline.summary import Failed, Summary, stored_bytes_of
 from pipeline.tasks import ArchiveJob
+from pipeline.verify import VerifyJob, damaged_packs
 from synth.prior import Prior
 
 
@@ -61,6 +70,8 @@ class Order:
         Given to the snapshot, also where there is nothing to do.
     checksum : bool
         Read and compare every file, also those that the store says are unchanged.
+    repair : bool
+        Read the packs of the newest snapshot, and store again what is in damaged ones.
     """
 
     source_url: str
@@ -73,6 +84,7 @@ class Order:
     single_writer: bool = False
     tags: tuple[str, ...] = ()
     checksum: bool = False
+    repair: bool = False
 
 
 class ArchiveRun:
@@ -130,7 +142,7 @@ class ArchiveRun:
         create_archive(self.archive, single_writer=self.order.single_writer)
         recipe = self._recipe_digest()
         base = find_base(self.archive, self.order.checkpoint)
-        earlier = Earlier.of(self.archive, base, recipe)
+        earlier = Earlier.of(self.archive, base, recipe, self._damaged(base, recipe, executor))
         unchanged = base.snapshot if is_unchanged(base, files, recipe) and not earlier.lost else None
         if unchanged is not None and not self.order.checksum:
             return self._up_to_date(summary, unchanged, files, started)
@@ -180,6 +192,18 @@ class ArchiveRun:
         snapshot = commit(self.archive, draft, rows, self.source.list, now)
         summary.failures += self._strict(planned.warnings)
         return self._finished(summary, snapshot, started)
+
+    def _damaged(self, base: Base, recipe: str, executor: Executor) -> list[Finding]:
+        """Return the packs of the base that have not their digest, where the user wants them read."""
+        snapshot = base.snapshot
+        if not self.order.repair or snapshot is None or snapshot.recipe != recipe:
+            return []  # under another recipe all is stored again
+        try:
+            rows = load_manifest(self.archive, snapshot)
+        except (DamageError, NotFoundError):
+            return []  # which `Earlier` tells
+        job = VerifyJob(self.order.archive_url, dict(self.config.run.storage_options), "bytes")
+        return damaged_packs(job, rows, executor)
 
     def _up_to_date(self, summary: Summary, snapshot: Snapshot, files: Sequence[ObjectInfo], started: float) -> Summary:
         summary.unchanged = True

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 
 from operators.errors import DamageError, NotFoundError
 from pipeline.archive import load_manifest, manifest_key, missing_packs, pack_sizes
@@ -48,6 +48,8 @@ class Earlier:
         By file, of all files whose records are there.
     infos : mapping of str to ObjectInfo
         The generation of each of them.
+    others, gone : sequence of Row
+        Of the other files, those whose records are there, and those whose are not.
     packs : set of bytes
         Those of all its rows.
     lost : tuple of Finding
@@ -56,12 +58,17 @@ class Earlier:
 
     rows: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     infos: Mapping[str, ObjectInfo] = field(default_factory=dict)
+    others: Sequence[Row] = ()
+    gone: Sequence[Row] = ()
     packs: frozenset[bytes] = frozenset()
     lost: tuple[Finding, ...] = ()
 
     @classmethod
-    def of(cls, store: SourceStore, base: Base, recipe: str) -> Earlier:
-        """Look at `base`; one of another recipe has nothing to give, for a recipe is what decides bytes."""
+    def of(cls, store: SourceStore, base: Base, recipe: str, damaged: Sequence[Finding] = ()) -> Earlier:
+        """Look at `base`; one of another recipe has nothing to give, for a recipe is what decides bytes.
+
+        `damaged` are packs that are there and of no use.
+        """
         snapshot = base.snapshot
         if base.fault is not None:
             return cls(lost=(Finding(base.fault.where, base.fault.kind, str(base.fault)),))
@@ -73,13 +80,19 @@ class Earlier:
             missing = missing_packs(store, sizes)
         except (DamageError, NotFoundError) as error:
             return cls(lost=(Finding(manifest_key(snapshot.manifest), error.kind, str(error)),))
-        gone = {finding.key for finding in missing}
+        lost = {finding.key: finding for finding in (*damaged, *missing)}
         by_file = {key: list(group) for key, group in groupby(rows, lambda row: row.file)}
-        whole = {
-            key: group for key, group in by_file.items() if not any(pack_key(row.pack or b"") in gone for row in group)
-        }
+        gone = [row for row in rows if pack_key(row.pack or b"") in lost] if lost else []
+        broken = {row.file for row in gone}
+        whole = {key: group for key, group in by_file.items() if key not in broken}
+        others = [row for row in rows if row.file in broken and pack_key(row.pack or b"") not in lost]
         infos = {entry.key: entry.info for entry in snapshot.files if entry.key in whole}
-        return cls(whole, infos, frozenset(sizes), tuple(missing))
+        return cls(whole, infos, others, gone, frozenset(sizes), tuple(lost.values()))
+
+    def all_rows(self) -> Iterator[Row]:
+        """Yield the rows whose records are there."""
+        yield from chain.from_iterable(self.rows.values())
+        yield from self.others
 
     def unchanged(self, files: Iterable[ObjectInfo]) -> dict[str, Sequence[Row]]:
         """Return the rows of those `files` that are of the base's generation.
@@ -94,10 +107,13 @@ class Earlier:
         return known == {(row.file, row.offset_bytes, row.digest) for row in rows}
 
     def with_candidates(self, tasks: Iterable[Task]) -> list[Task]:
-        """Return `tasks`, each with the rows of the base that its segments may be equal to."""
+        """Return `tasks`, each with the rows of the base that its segments may be equal to.
+
+        Where a pack is gone its task takes what it took before, and no more, so that it stores that pack again.
+        """
         by_fingerprint: dict[bytes, dict[bytes, Row]] = {}
         by_place: dict[tuple[str, int, int], Row] = {}
-        for row in (row for rows in self.rows.values() for row in rows):
+        for row in self.all_rows():
             assert row.digest is not None
             by_place[row.file, row.offset_bytes, row.n_bytes] = row
             if row.fingerprint is not None:
@@ -105,16 +121,19 @@ class Earlier:
                 if len(alike) < CANDIDATES:
                     alike.setdefault(row.digest, row)
 
+        gone = {(row.file, row.offset_bytes, row.n_bytes) for row in self.gone}
+
         def candidates(task: Task) -> tuple[Row, ...]:
             found: dict[bytes, Row] = {}
+            again = gone and any((row.file, row.offset_bytes, row.n_bytes) in gone for row in task.rows())
             for row in task.rows():
                 same = by_place.get((row.file, row.offset_bytes, row.n_bytes))
-                alike = by_fingerprint.get(row.fingerprint, {}) if row.fingerprint is not None else {}
+                alike = by_fingerprint.get(row.fingerprint, {}) if row.fingerprint is not None and not again else {}
                 for known in (*alike.values(), *((same,) if same is not None else ())):
                     found.setdefault(known.digest or b"", known)
             return tuple(found.values())
 
-        return [replace(task, candidates=candidates(task)) for task in tasks] if self.rows else list(tasks)
+        return [replace(task, candidates=candidates(task)) for task in tasks] if by_place else list(tasks)
 
 
 # -- the plan -----------------------------------------------------------------------------------
@@ -200,7 +219,7 @@ def new_pack_bytes(rows: Iterable[Row], earlier: Earlier) -> int:
 
 def shared_bytes(rows: Iterable[Row], earlier: Earlier) -> int:
     """Return the source bytes of those `rows` whose record the base has, or one of them before."""
-    seen = {(row.pack, row.pack_offset) for known in earlier.rows.values() for row in known}
+    seen = {(row.pack, row.pack_offset) for row in earlier.all_rows()}
     n_bytes = 0
     for row in rows:
         place = (row.pack, row.pack_offset)

@@ -19,14 +19,27 @@ from threading import Lock
 
 from blake3 import blake3
 
-from operators.errors import ArchiveError, DigestError, FormatError, StoreError, UsageError
+from operators.errors import (
+    ArchiveError,
+    DeniedError,
+    DigestError,
+    FormatError,
+    InternalError,
+    StoreError,
+    UsageError,
+)
 from operators.record import PACK_FOOTER_BYTES, index_range, pack_header
 from operators.run import digest_of
+from pipeline.executors import Executor
 from pipeline.packs import WINDOW_BYTES, Place, pack_key, read_index, read_records
+from pipeline.plan import Finding
 from pipeline.reading import Decoder
 from pipeline.rows import Row
 from pipeline.store import ObjectInfo, SourceStore, open_source
 from pipeline.summary import Failed
+
+UNSEEN = frozenset((StoreError.kind, DeniedError.kind, InternalError.kind))
+"""Reasons that say nothing of the archive: the store did not answer, or a worker died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +196,27 @@ def pack_items(rows: Sequence[Row], part: Part | None, *, whole: bool) -> list[P
 
     chosen = sorted((row for row in rows if part is None or part.has(row)), key=order)
     return [PackItem(tuple(group), whole and part is None) for _, group in groupby(chosen, lambda row: row.pack)]
+
+
+def damaged_packs(job: VerifyJob, rows: Sequence[Row], executor: Executor) -> list[Finding]:
+    """Read all packs of `rows`, those of a manifest; return those with a fault, each with its first.
+
+    Raises
+    ------
+    StoreError
+        One could not be read, which says nothing of it.
+    """
+    found = []
+    for outcome in executor.run(job, pack_items(rows, None, whole=True)):
+        if outcome.error is not None:
+            raise outcome.error
+        key = pack_key(Place.of(outcome.item.rows[0]).pack)
+        failures = outcome.result.failures if outcome.result is not None else ()
+        for failure in failures:
+            if failure.reason in UNSEEN:
+                raise StoreError("to read every pack", failure.message, key, "run again")
+        found += [Finding(key, failure.reason, failure.message) for failure in failures[:1]]
+    return sorted(found, key=lambda finding: finding.key)
 
 
 def parse_part(text: str | None, sample: str | None) -> Part | None:

@@ -13,8 +13,6 @@ from configs.loader import Run
 from operators.errors import (
     ArchiveNotFoundError,
     DamageError,
-    DeniedError,
-    InternalError,
     NothingMatchedError,
     StoreError,
     UsageError,
@@ -39,10 +37,7 @@ from pipeline.scrubbing import Looked, chosen_part, put_receipt
 from pipeline.snapshots import FileEntry, Snapshot, package_version
 from pipeline.store import SourceStore, open_source, open_store
 from pipeline.summary import DONE, FAILED_ITEMS, MISMATCH, Failed, Summary, stored_bytes_of
-from pipeline.verify import Part, VerifyJob, pack_items
-
-UNSEEN = frozenset((StoreError.kind, DeniedError.kind, InternalError.kind))
-"""Reasons that say nothing of the archive: the store did not answer, or a worker died."""
+from pipeline.verify import UNSEEN, Part, VerifyJob, pack_items
 
 
 def verify(arguments: argparse.Namespace, run: Run, report: Report, executor: Callable[[], Executor]) -> int:
