@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -75,11 +76,11 @@ def undisturbed(nights: Nights) -> str:
 
 
 def sweep(nights: Nights, make: Callable[[], Store] = MemoryStore) -> int:
-    """Kill a run before each of its calls, which is after the last one; return how many there are."""
+    """Kill a run before each of its calls, and after it; return how many there are."""
     content = undisturbed(nights)
-    for call in itertools.count():
-        store = make()
-        faulty, watched = FaultyStore(store, call, after=False, fault=kill), Watched(store)
+    for turn in itertools.count():
+        call, after, store = turn // 2, turn % 2 == 1, make()
+        faulty, watched = FaultyStore(store, call, after=after, fault=kill), Watched(store)
         try:
             nights.run(faulty)
         except Killed:
@@ -87,7 +88,7 @@ def sweep(nights: Nights, make: Callable[[], Store] = MemoryStore) -> int:
             assert nights.run(store) == 0
         snapshots = watched.check(nights.origin.objects)
         assert [(snapshot.seq, snapshot.content) for snapshot in snapshots] == [(1, content)]
-        if not faulty.reached:
+        if not faulty.reached and after:
             return call
     raise AssertionError
 
@@ -160,6 +161,41 @@ def test_a_run_killed_inside_some_calls_of_a_local_store(nights: Nights, tmp_pat
 @pytest.mark.slow
 def test_a_run_killed_inside_any_call_of_a_local_store(nights: Nights, tmp_path: Path, monkeypatch: Patch) -> None:
     assert kill_at_changes(nights, tmp_path, 1, monkeypatch) > 40
+
+
+# -- damaged while nobody looked ----------------------------------------------------------------
+
+
+def test_damage_of_what_a_killed_run_left_is_told_or_does_no_harm(nights: Nights, capsys: Capture) -> None:
+    """T3: any bit of a plan, prior or receipt. The next run is whole, or says which object to remove, and is then."""
+    left = MemoryStore()
+    with pytest.raises(Killed):
+        nights.run(FaultyStore(left, undisturbed_calls(nights) - 4, after=True, fault=kill))
+    draw, refused = random.Random(1), 0
+    for key in [key for key in left.objects if key.startswith("runs/")]:
+        for _ in range(12):
+            store, data = MemoryStore(dict(left.objects)), bytearray(left.objects[key])
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+            store.objects[key] = bytes(data)
+            nights.stores["test://archive"] = store
+            ran = Ran(capsys, "archive", "test://source", "test://archive", *PLAIN)
+            if ran.code == 4:
+                refused += 1
+                assert key in ran.json["error"]["message"]
+                assert ran.json["error"]["next_step"] == "remove it and run again"
+                del store.objects[key]
+                assert nights.run(store) == 0
+            assert ran.code in (0, 4), ran.err
+            assert len(Watched(store).check(nights.origin.objects)) == 1
+    assert {key.split("/")[2] for key in left.objects if key.startswith("runs/")} == {"plan", "prior", "receipts"}
+    assert refused > 20
+
+
+def undisturbed_calls(nights: Nights) -> int:
+    """How many calls a run makes."""
+    faulty = FaultyStore(MemoryStore(), 1 << 30, after=False, fault=kill)
+    assert nights.run(faulty) == 0
+    return (1 << 30) - faulty._left
 
 
 # -- the check can fail -------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def kill_at_moments(
 def test_a_driver_killed_at_some_moments(
     context: multiprocessing.context.ForkServerContext, source: Path, tmp_path: Path
 ) -> None:
-    kill_at_moments(context, source, tmp_path, 1, 8)
+    kill_at_moments(context, source, tmp_path, 1, 20)
 
 
 @pytest.mark.slow

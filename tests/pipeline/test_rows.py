@@ -104,6 +104,17 @@ def test_there_is_no_clock_in_the_bytes_and_pages_are_checked() -> None:
     assert not file.metadata.row_group(0).column(0).is_stats_set
 
 
+def test_pages_have_checksums_that_are_checked() -> None:
+    """T29: they are written, and it is they that notice a bit of a page, in every column."""
+    group = pq.ParquetFile(io.BytesIO(DATA)).metadata.row_group(0)
+    for number in range(group.num_columns):
+        column = group.column(number)
+        start = column.dictionary_page_offset or column.data_page_offset
+        position = start + column.total_compressed_size - 1  # the last byte of the last page
+        with pytest.raises(FormatError, match="CRC checksum verification failed"):
+            from_parquet(DATA[:position] + bytes([DATA[position] ^ 1]) + DATA[position + 1 :])
+
+
 def test_flipped_bits_are_noticed() -> None:
     data = to_parquet(ROWS[:3])
     for position in range(len(data)):  # one bit of each byte; which, moves along

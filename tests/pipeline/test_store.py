@@ -121,9 +121,11 @@ def test_put_new_never_replaces(place: Place) -> None:
     assert keys(store) == ["a/b/c"]
 
 
-def test_one_of_many_writers_wins(place: Place) -> None:
+@pytest.mark.parametrize("turns", [3, pytest.param(300, marks=pytest.mark.slow)])
+def test_one_of_many_writers_wins(place: Place, turns: int) -> None:
+    """T13."""
     store = place.store()
-    for turn in range(3):
+    for turn in range(turns):
         barrier = threading.Barrier(16)
         won: list[bytes] = []
 
