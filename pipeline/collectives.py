@@ -231,6 +231,13 @@ def _pipelined(
         take(*waiting)
 
 
+def observe(codec: TensorCodec, tensor: torch.Tensor, kind: str) -> None:
+    """Take samples of a tensor to learn from, in the pieces that it would be sent in."""
+    words, name = words_of(tensor), dtype_name(tensor)
+    for piece in _pieces(words.size):
+        codec.observe(words[piece], name, kind)
+
+
 def _checked(expected: int, tensor: torch.Tensor, like: torch.Tensor, what: str) -> None:
     if tensor.numel() != expected or tensor.dtype != like.dtype:
         raise UsageError(f"{expected} elements of {like.dtype}", f"{tensor.numel()} of {tensor.dtype}", what)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from operators.errors import UnsupportedError, UsageError
-from pipeline.collectives import DTYPES, SUM, all_reduce, dtype_name, words_of
+from pipeline.collectives import DTYPES, SUM, all_reduce, observe
 from pipeline.messages import MIN_WORDS, TensorCodec
 from pipeline.training import FixedHuffmanAllGather, FixedHuffmanReduceScatter
 
@@ -95,7 +95,7 @@ class _CodedBackend:
             return self.plain.all_reduce(tensor, op, group, async_op)
         if self.codec.books.families:
             return all_reduce(tensor, op, group, async_op, codec=self.codec)
-        self.codec.observe(words_of(tensor), dtype_name(tensor), "grad")
+        observe(self.codec, tensor, "grad")
         return self.plain.all_reduce(tensor, op, group, async_op)
 
 

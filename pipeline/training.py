@@ -20,11 +20,12 @@ from pipeline.collectives import (
     all_gather_single,
     all_reduce,
     dtype_name,
+    observe,
     reduce_scatter_single,
     words_of,
 )
-from pipeline.messages import TensorCodec
-from synth.books import Choice, CodebookSet, Counts
+from pipeline.messages import MIN_WORDS, TensorCodec
+from synth.books import LAYOUTS, CodebookSet, Counts, Family, fit, regret_ppm, take_samples
 
 
 def agree(codec: TensorCodec, group: Any = None, *, k: int = 8) -> None:
@@ -37,19 +38,35 @@ def agree(codec: TensorCodec, group: Any = None, *, k: int = 8) -> None:
     UnsupportedError
         Ranks have learned different sets.
     """
+    merged = _gathered(codec, group)
+    kept = {key: family for key, family in codec.books.families.items() if key not in merged}
+    codec.replace_books(CodebookSet({**kept, **CodebookSet.learn(merged, k=k).families}))
+    _exchange(codec, group, [])
+
+
+def _gathered(codec: TensorCodec, group: Any) -> dict[tuple[str, str], list[Counts]]:
+    """Return the samples of all ranks."""
+    mine = [[*key, np.array(found).tolist()] for key, found in codec.samples().items()]
+    merged: dict[tuple[str, str], list[Counts]] = {}
+    for theirs in _exchange(codec, group, mine):
+        for dtype, kind, counts in theirs:
+            merged.setdefault((dtype, kind), []).extend(np.array(counts, np.int64))
+    return merged
+
+
+def _exchange(codec: TensorCodec, group: Any, mine: list[Any]) -> list[list[Any]]:
+    """Return what every rank of a group brings, in JSON's types; all of them have the same books."""
+    if not dist.is_initialized():
+        return [mine]
     channel = Channel.of(group)
+    found: list[list[Any]] = []
 
     def work() -> None:
-        mine = [[*key, np.array(counts).tolist()] for key, counts in codec.samples().items()]
-        merged: dict[tuple[str, str], list[Counts]] = {}
-        for message in channel.gather(codec, np.frombuffer(json.dumps(mine).encode(), np.uint8)).messages():
-            for dtype, kind, counts in json.loads(message.tobytes()):
-                merged.setdefault((dtype, kind), []).extend(np.array(counts, np.int64))
-        kept = {key: family for key, family in codec.books.families.items() if key not in merged}
-        codec.replace_books(CodebookSet({**kept, **CodebookSet.learn(merged, k=k).families}))
-        channel.sizes(codec, [0])
+        gathering = channel.gather(codec, np.frombuffer(json.dumps(mine).encode(), np.uint8))
+        found.extend(json.loads(message.tobytes()) for message in gathering.messages())
 
     channel.run(work, None, async_op=False)
+    return found
 
 
 # -- DistributedDataParallel ----------------------------------------------------------------------------
@@ -123,7 +140,7 @@ def fixed_huffman_hook(state: FixedHuffmanState, bucket: dist.GradBucket) -> tor
         pending = all_reduce(tensor, group=state.process_group, async_op=True, codec=state.codec, kind=state.kind)
     else:
         if tensor.dtype in DTYPES:
-            state.codec.observe(words_of(tensor), dtype_name(tensor), state.kind)
+            observe(state.codec, tensor, state.kind)
         channel = Channel.of(state.process_group)
         pending = channel.run(lambda: dist.all_reduce(tensor, group=channel.group), tensor, async_op=True)
     assert pending is not None
@@ -158,7 +175,7 @@ class FixedHuffmanAllGather(_Coded):
         """Gather parameters; as `torch.distributed.all_gather_single`."""
         if self.codec.books.families:
             return all_gather_single(output_tensor, input_tensor, group, async_op, codec=self.codec, kind="weight")
-        self.codec.observe(words_of(input_tensor), dtype_name(input_tensor), "weight")
+        observe(self.codec, input_tensor, "weight")
         return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
@@ -173,7 +190,7 @@ class FixedHuffmanReduceScatter(_Coded):
             return reduce_scatter_single(
                 output_tensor, input_tensor, op, group, async_op, codec=self.codec, kind="grad"
             )
-        self.codec.observe(words_of(input_tensor), dtype_name(input_tensor), "grad")
+        observe(self.codec, input_tensor, "grad")
         return dist.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
 
@@ -182,15 +199,18 @@ class FixedHuffmanReduceScatter(_Coded):
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """How far one tensor of a warm-up is from the books of its kind.
+    """How far one tensor of a warm-up is from the others of its kind.
 
     Attributes
     ----------
     kind, name, dtype : str
     rank : int
     regret_ppm : int
-        What its sample takes beyond a code of its own, in millionths.
-    choice : Choice
+        What its samples take beyond codes of their own, in millionths, by the books of the set.
+    one_book_ppm : int
+        The same by one book for all tensors of the kind and dtype on all ranks.
+    n_parts : int
+        It has a book, or one for each of so many parts.
     """
 
     kind: str
@@ -198,7 +218,8 @@ class Divergence:
     dtype: str
     rank: int
     regret_ppm: int
-    choice: Choice
+    one_book_ppm: int
+    n_parts: int
 
 
 def profile(
@@ -209,6 +230,8 @@ def profile(
     group: Any = None,
 ) -> tuple[CodebookSet, list[Divergence]]:
     """Learn books for the weights, activations and gradients of a model from a few steps.
+
+    Kinds are ``weight``, ``grad``, ``activation`` and ``activation_grad``, the last two of outputs of modules.
 
     Parameters
     ----------
@@ -224,21 +247,25 @@ def profile(
     Returns
     -------
     (CodebookSet, list of Divergence)
-        The same set on every rank, and how well it suits each tensor on this one: the worst first.
+        The same on every rank: the set, and how well it suits each tensor of the last batch on each rank, the worst
+        first.
     """
     codec = TensorCodec(CodebookSet({}))
     seen: dict[tuple[str, str, str], Counts] = {}
 
     def note(kind: str, name: str, tensor: Any) -> None:
-        if isinstance(tensor, torch.Tensor) and tensor.dtype in DTYPES and tensor.numel():
+        if isinstance(tensor, torch.Tensor) and tensor.dtype in DTYPES and tensor.numel() >= MIN_WORDS:
             words = words_of(tensor.detach().contiguous())
             codec.observe(words, dtype_name(tensor), kind)
-            traffic = codec.stats().get((dtype_name(tensor), kind))
-            if traffic is not None and traffic.recent:
-                seen[kind, name, dtype_name(tensor)] = traffic.recent[-1]
+            seen[dtype_name(tensor), kind, name] = take_samples(words, LAYOUTS[dtype_name(tensor)])
+
+    def watch(name: str, output: Any) -> None:
+        note("activation", name, output)
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            output.register_hook(lambda grad: note("activation_grad", name, grad))
 
     handles = [
-        module.register_forward_hook(lambda _, __, out, name=name: note("activation", name, out))
+        module.register_forward_hook(lambda _, __, output, name=name: watch(name, output))
         for name, module in model.named_modules()
     ]
     try:
@@ -252,14 +279,13 @@ def profile(
         for handle in handles:
             handle.remove()
         model.zero_grad(set_to_none=True)
+    merged = _gathered(codec, group)
+    codec.replace_books(CodebookSet.learn(merged, k=k))
+    single = {key: Family((fit(np.sum(found, axis=0)),), 0) for key, found in merged.items()}
     rank = dist.get_rank(group) if dist.is_initialized() else 0
-    if dist.is_initialized():
-        agree(codec, group, k=k)
-    else:
-        codec.replace_books(CodebookSet.learn(codec.samples(), k=k))
-    found = []
-    for (kind, name, dtype), counts in seen.items():
-        chosen = codec.books.choose(dtype, kind, counts)
-        assert chosen is not None, "a kind that was seen has books"
-        found.append(Divergence(kind, name, dtype, rank, chosen[1].regret_ppm, chosen[1]))
-    return codec.books, sorted(found, key=lambda one: (-one.regret_ppm, one.kind, one.name))
+    rows = []
+    for (dtype, kind, name), samples in seen.items():
+        choices, one = codec.books.families[dtype, kind].choose_parts(samples), single[dtype, kind].choose(samples[0])
+        rows.append((kind, name, dtype, rank, regret_ppm(choices), regret_ppm([one]), len(choices)))
+    report = [Divergence(*row) for theirs in _exchange(codec, group, rows) for row in theirs]
+    return codec.books, sorted(report, key=lambda one: (-one.regret_ppm, one.kind, one.name, one.rank))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from blake3 import blake3
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from operators.books import ID_BYTES, MAX_LENGTH, Book, Books
 from operators.errors import FormatError
-from operators.kernels.fixed import choose_book, code_lengths, count_sample
+from operators.kernels.choice import choose_books, code_lengths, count_samples, sample_and_choose
 from operators.kernels.huffman import limited_lengths
 from operators.wire import Reader, put_varint
 from operators.words import Bytes, Words
@@ -33,31 +33,35 @@ RUNS, RUN_WORDS = 64, 64
 """A sample is 64 runs of 64 words."""
 WIDE_RUN_WORDS = 256
 """Of words that have no rare values, whole bytes of integers, a sample is four times as large."""
+MAX_PARTS, LEAST_PART_WORDS = 16, 1 << 13
+"""Parts of a tensor that may have books of their own, and the words of the smallest."""
+PART_RUNS = 16
+"""A sample of a part has as many runs."""
+LEAST_PARTS_GAIN_PPM = 5_000
+FOUND: Final = 6
+"""Numbers that a kernel finds of a sample."""
 SHIPPED = Path(__file__).with_name("books.json")
 SET_MAGIC: Final = b"BRVS"
 MAX_FAMILIES, MAX_BOOKS, MAX_NAME, MAX_BOOK_BYTES = 256, 256, 64, 1 << 12
 REFINEMENTS = 4
 CANDIDATES = 256
 """Samples of which books are made that a family may begin with."""
-LEAST_GAIN_PPM = 100
+LEAST_GAIN_PPM = 50
 """A family grows while one more book saves this much."""
-WHOLE_BITS_Q8 = 10
-"""What codes of whole bits lose for each word, about: 0.04 bits."""
 RARE_BITS = range(8, 16)
 """A word outside the run of words with codes is rarer than ``2**-bits``; which bits, the cost decides."""
 
 Counts = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """A book for some words.
 
     Attributes
     ----------
-    index : int
-        Of the book in its family.
     book : Book
+    place : int
+        Of the book in its family.
     shift : int
     sample_words : int
     bits : int
@@ -69,18 +73,18 @@ class Choice:
         from 0, but for noise.
     """
 
-    index: int
     book: Book
+    place: int
     shift: int
     sample_words: int
     bits: int
     escapes: int
     excess_q8: int
 
-    @property
-    def regret_ppm(self) -> int:
-        """Excess in millionths of the coded sample."""
-        return self.excess_q8 * 1_000_000 // max(1, self.bits << 8)
+
+def regret_ppm(choices: Sequence[Choice]) -> int:
+    """Return the excess of books for all parts of some words, in millionths of the coded samples."""
+    return sum(one.excess_q8 for one in choices) * 1_000_000 // max(1, sum(one.bits for one in choices) << 8)
 
 
 @dataclass(frozen=True)
@@ -100,33 +104,53 @@ class Family:
     step: int
 
     @cached_property
-    def _costs(self) -> NDArray[np.int32]:
-        return np.stack([book.costs for book in self.books])
-
-    @cached_property
-    def _means(self) -> Counts:
-        return np.array([book.mean for book in self.books], np.int64)
-
-    @cached_property
-    def _runs(self) -> Counts:
-        return np.array([(book.first, len(book.lengths)) for book in self.books], np.int64)
+    def _tables(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], int]:
+        """What kernels know of the books: bits of words, twice in a row, means, runs of words with codes; the step."""
+        costs = np.stack([np.tile(book.costs, 2) for book in self.books]).astype(np.uint8)
+        means = np.array([book.mean for book in self.books], np.int64)
+        return costs, means, np.array([(book.first, len(book.lengths)) for book in self.books], np.int64), self.step
 
     def measure(self, counts: Counts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return bits and shifts, shape (n, n_books), of samples with these counts, shape (n, 2**width_bits)."""
         bits = np.empty((len(counts), len(self.books)), np.int64)
         shifts = np.empty_like(bits)
-        code_lengths(counts, self._costs, self._means, self.step, bits, shifts)
+        costs, means, _, step = self._tables
+        code_lengths(counts, costs, means, step, bits, shifts)
         return bits, shifts
 
     def choose(self, counts: Counts) -> Choice:
         """Return the book that takes the fewest bits of words with these counts, shape (2**width_bits,)."""
-        found = np.empty(7, np.int64)
-        choose_book(counts, self._costs, self._means, self._runs, self.step, found)
-        index, shift, bits, n_words, n_distinct, entropy_q16, escapes = found.tolist()
-        # A sample's own entropy is too low by (m - 1) / (2 ln 2) bits, about 0.72 for each word that occurs; and a
-        # Huffman code takes whole bits, one at least.
-        own_q8 = max((entropy_q16 >> 8) + 185 * max(0, n_distinct - 1) + WHOLE_BITS_Q8 * n_words, n_words << 8)
-        return Choice(index, self.books[index], shift, n_words, bits, escapes, (bits << 8) - own_q8)
+        found = np.empty((1, FOUND), np.int64)
+        choose_books(counts[np.newaxis], *self._tables, found)
+        return self._choice(found[0])
+
+    def choose_parts(self, samples: Counts) -> list[Choice]:
+        """Return books for words of which `take_samples` has returned these counts: one, or one for each part."""
+        whole, *parts = map(self.choose, samples)
+        return _better(whole, parts)
+
+    def select(self, words: Words, layout: Layout) -> tuple[Counts, list[Choice]]:
+        """Return what `take_samples` returns for words, shape (n,), and `choose_parts` for that."""
+        counts, found = np.empty((1, 256), np.int64), np.empty((1, FOUND), np.int64)
+        is_uneven = sample_and_choose(words, layout.rotate, RUNS, layout.run_words, counts, *self._tables, found)
+        whole = self._choice(found[0])
+        n_parts = _parts_of(words, layout) if is_uneven else 0
+        if not n_parts:
+            return counts, [whole]
+        parts, found = np.empty((n_parts, 256), np.int64), np.empty((n_parts, FOUND), np.int64)
+        sample_and_choose(words, layout.rotate, PART_RUNS, layout.run_words, parts, *self._tables, found)
+        return np.concatenate((counts, parts)), _better(whole, [self._choice(one) for one in found])
+
+    def _choice(self, found: NDArray[np.int64]) -> Choice:
+        row = found.tolist()
+        return Choice(self.books[row[0]], *row)
+
+
+def _better(whole: Choice, parts: list[Choice]) -> list[Choice]:
+    """Return books for parts where their samples promise that they save `LEAST_PARTS_GAIN_PPM`, or the one for all."""
+    n_words, bits = sum(one.sample_words for one in parts), sum(one.bits for one in parts)
+    most = whole.bits * n_words * (1_000_000 - LEAST_PARTS_GAIN_PPM)
+    return parts if bits * whole.sample_words * 1_000_000 < most else [whole]
 
 
 def fit(counts: Counts) -> Book:
@@ -251,11 +275,33 @@ LAYOUTS: Mapping[str, Layout] = {
 """By dtype of safetensors. Words of 4 bits are coded in pairs, as bytes: packed integers are U8."""
 
 
+def _parts_of(words: Words, layout: Layout) -> int:
+    """Return the number of parts that may have books of their own where they are unlike: 0 where they may not."""
+    n_parts = min(MAX_PARTS, words.size // LEAST_PART_WORDS) if layout.step else 0
+    return n_parts if n_parts > 1 else 0
+
+
+def take_samples(words: Words, layout: Layout) -> Counts:
+    """Return how often each coded byte occurs in runs all over `words`, and where these are unlike in each part.
+
+    Returns
+    -------
+    int64 array, shape (1 + n_parts, 256)
+        `n_parts` is 0 where words are alike everywhere, or few.
+    """
+    whole = np.empty((1, 256), np.int64)
+    is_uneven = count_samples(words, layout.rotate, RUNS, layout.run_words, whole)
+    parts = np.empty((_parts_of(words, layout) if is_uneven else 0, 256), np.int64)
+    if len(parts):
+        count_samples(words, layout.rotate, PART_RUNS, layout.run_words, parts)
+    return np.concatenate((whole, parts))
+
+
 def sample_counts(words: Words, layout: Layout) -> Counts:
-    """Return how often each byte occurs in a sample of the coded bytes of `words`, shape (n,); shape (256,)."""
-    counts = np.zeros(256, np.int64)
-    count_sample(words, layout.rotate, RUNS, layout.run_words, counts)
-    return counts
+    """Return how often each coded byte occurs in runs all over `words`, shape (n,); shape (256,)."""
+    counts = np.empty((1, 256), np.int64)
+    count_samples(words, layout.rotate, RUNS, layout.run_words, counts)
+    return counts.ravel()
 
 
 class CodebookSet:
@@ -304,7 +350,19 @@ class CodebookSet:
         if family is None:
             return None
         choice = family.choose(counts)
-        return self._first[dtype, kind] + choice.index, choice
+        return self._first[dtype, kind] + choice.place, choice
+
+    def select(self, dtype: str, kind: str, words: Words) -> tuple[Counts, list[tuple[int, Choice]]]:
+        """Return samples of words, and the number in the set of a book for them, or of one for each of their parts.
+
+        As `Family.select`; no books without a family.
+        """
+        family = self.families.get((dtype, kind))
+        if family is None:
+            return take_samples(words, LAYOUTS[dtype]), []
+        samples, choices = family.select(words, LAYOUTS[dtype])
+        first = self._first[dtype, kind]
+        return samples, [(first + choice.place, choice) for choice in choices]
 
     def save(self) -> bytes:
         """Return the set as it is stored."""

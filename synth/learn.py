@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.words import dtype_of
-from synth.books import LAYOUTS, RUN_WORDS, RUNS, CodebookSet, Counts, Family, sample_counts
+from synth.books import LAYOUTS, CodebookSet, Counts, take_samples
 from synth.calibrate import TensorSample, learn
 from synth.options import SearchOptions
 from synth.structured import bf16, f16, f32, structured
@@ -35,8 +35,12 @@ MAX_WORDS = 1 << 19
 """Words taken from one tensor, in whole rows."""
 PER_FILE = 16
 """Tensors taken from one file in one dtype, spread over sizes."""
-BOOKS = 16
-"""Books of a dtype, and of integers twice as many: they have no exponents that a shift could bring together."""
+BOOKS = 32
+"""Books of a dtype."""
+SMEARS = (1, 2, 3)
+"""Octaves that every other sample is smeared over, beside what it is: rows of other nets differ more."""
+LEAST_BOOK_WORDS = 2048
+"""Of a tensor that books are learned from."""
 MIN_OFFERS = 8
 """Evidence of fewer offers is left out of what ships: it is most of the file, and tells little."""
 OPTIONS = SearchOptions(
@@ -256,16 +260,30 @@ def _spread(tensors: list[Any]) -> list[Any]:
 
 def learn_books(samples: list[TensorSample], provenance: list[dict[str, str]]) -> bytes:
     """Return codebooks of weights of the dtypes that have books, as the package keeps them."""
-    counts: dict[str, list[Counts]] = {}
+    counts: dict[tuple[str, str], list[Counts]] = {}
     for sample in samples:
-        layout = LAYOUTS.get(sample.dtype or "")
-        if layout is not None and sample.words.size >= RUN_WORDS * RUNS:
-            counts.setdefault(sample.dtype or "", []).append(sample_counts(sample.words, layout))
-    families: dict[tuple[str, str], Family] = {}
-    for dtype, found in sorted(counts.items()):
-        n_books = BOOKS if LAYOUTS[dtype].step else 2 * BOOKS
-        families |= CodebookSet.learn({(dtype, "weight"): found}, k=n_books).families
-    return CodebookSet(families).dump(provenance)
+        for dtype, words in _books_of(sample):
+            if dtype in LAYOUTS and words.size >= LEAST_BOOK_WORDS:
+                counts.setdefault((dtype, "weight"), []).extend(take_samples(words, LAYOUTS[dtype]))
+    for (dtype, _), found in counts.items():
+        if step := LAYOUTS[dtype].step:
+            found += [_smeared(one, step, octaves) for one in found[::2] for octaves in SMEARS]
+    return CodebookSet.learn(counts, k=BOOKS).dump(provenance)
+
+
+def _books_of(sample: TensorSample) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the dtypes that a sample of a tensor makes books for, and its words."""
+    import ml_dtypes
+
+    yield sample.dtype or "", sample.words
+    if sample.dtype == "F16":
+        yield "F8_E5M2", sample.words.view(np.float16).astype(ml_dtypes.float8_e5m2).view(np.uint8)
+
+
+def _smeared(counts: Counts, step: int, octaves: int) -> Counts:
+    """Return the mean of counts at that many factors of two."""
+    total: Counts = np.sum([np.roll(counts, step * k) for k in range(octaves + 1)], axis=0)
+    return total // (octaves + 1)
 
 
 def main(arguments: list[str]) -> int:

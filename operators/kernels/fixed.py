@@ -1,4 +1,4 @@
-"""Coding by a fixed codebook: blocks of Huffman streams with escapes, and the choice of a book from a sample.
+"""Coding by a fixed codebook: blocks of Huffman streams with escapes, and the planes of words.
 
 A block is, after a varint m:
 
@@ -26,7 +26,6 @@ from operators.kernels.bits import pack_any, unpack_any
 from operators.kernels.huffman import SPLIT_WORDS, STREAMS, decode_block, encode_block
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.memory import copy_bytes
-from operators.kernels.rans import log2_of
 from operators.kernels.varints import put_varint, take_varint
 
 HEAD_BYTES: Final = 20
@@ -96,7 +95,7 @@ def encode_words(
         Of `STREAM_BYTES` for each word of a block, and 64 more.
     escapes : array like words, shape (words of a block,)
     out : uint8 array
-        Has room for the bytes of the words, and `HEAD_BYTES` for each block.
+        Has room for the bits of the words, and `HEAD_BYTES` for each block.
     """
     item = words.itemsize
     width = _width_of(mask)
@@ -234,128 +233,6 @@ def decode_words(
             return -1
         at += (head - 2) * item
     return at
-
-
-# -- which book -----------------------------------------------------------------------------------------
-
-
-@kernel("counts")
-def count_sample(words: NDArray[Any], rotate: int, n_runs: int, run_words: int, counts: NDArray[np.int64]) -> int:
-    """Count the highest bytes of rotated words in runs spread over all of them; return how many were counted.
-
-    A stride would meet columns: the place of run k is a hash of k inside the k-th part.
-    """
-    width = 8 * words.itemsize
-    left, right, top = np.uint64(rotate), np.uint64(width - rotate), np.uint64(width - 8)
-    part = words.size // n_runs
-    if part <= run_words:
-        n_runs, part, run_words = 1, words.size, words.size
-    for k in range(n_runs):
-        jitter = (np.uint64(k + 1) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33)
-        start = k * part + np.int64(jitter % np.uint64(part - run_words + 1))
-        for i in range(start, start + run_words):
-            word = np.uint64(words[i])
-            counts[(((word << left) | (word >> right)) >> top) & np.uint64(255)] += 1
-    return n_runs * run_words
-
-
-@inlined
-def _code_lengths(counts: Any, costs: Any, means: Any, step: Any, bits: Any, shifts: Any) -> None:
-    """Do for one sample what `code_lengths` does for several."""
-    size = counts.size
-    total, mean = np.int64(0), np.int64(0)
-    low, high = size, 0
-    for w in range(size):
-        if counts[w]:
-            total += counts[w]
-            mean += counts[w] * w
-            low = min(low, w)
-            high = w + 1
-    mean //= max(total, np.int64(1))
-    for k in range(costs.shape[0]):
-        bits[k] = -1
-        for s in range(4 if step else 1):
-            shift = ((mean - means[k]) // max(step, 1) + s - 1) * step if s else np.int64(0)
-            taken = np.int64(0)
-            for w in range(low, high):
-                taken += counts[w] * costs[k, (w - shift) & (size - 1)]
-            if bits[k] < 0 or taken < bits[k]:
-                bits[k], shifts[k] = taken, shift & (size - 1)
-
-
-@kernel("bits", "shifts")
-def code_lengths(
-    counts: NDArray[np.int64],
-    costs: NDArray[np.int32],
-    means: NDArray[np.int64],
-    step: int,
-    bits: NDArray[np.int64],
-    shifts: NDArray[np.int64],
-) -> None:
-    """Find the bits that the words of every sample take in every book, shifted as suits them best.
-
-    Parameters
-    ----------
-    counts : int64 array, shape (n_samples, mask + 1)
-    costs : int32 array, shape (n_books, mask + 1)
-        Bits of each word in each book.
-    means : int64 array, shape (n_books,)
-        The mean word of each book.
-    step : int
-        Three shifts by multiples of it are tried, about the one that brings the means together, beside none; 0 tries
-        none.
-    bits, shifts : int64 arrays, shape (n_samples, n_books)
-        Set to the bits, and to the shift, which is to be subtracted from words. Of equal ones the first.
-    """
-    for i in range(counts.shape[0]):
-        _code_lengths(counts[i], costs, means, step, bits[i], shifts[i])
-
-
-@kernel("found")
-def choose_book(
-    counts: NDArray[np.int64],
-    costs: NDArray[np.int32],
-    means: NDArray[np.int64],
-    runs: NDArray[np.int64],
-    step: int,
-    found: NDArray[np.int64],
-) -> None:
-    """Find the book that takes the fewest bits of one sample, and look at the sample.
-
-    Parameters
-    ----------
-    counts, costs, means, step
-        As for `code_lengths`, of one sample; the sum of counts is below 2**31.
-    runs : int64 array, shape (n_books, 2)
-        The first word with a code in each book, and how many there are.
-    found : int64 array, shape (7,)
-        Set to the book, the shift and the bits; the words of the sample, how many differ, their entropy in units of
-        2**-16 bit, and how many have no code. Of equal books the first.
-    """
-    bits, shifts = np.empty(costs.shape[0], np.int64), np.empty(costs.shape[0], np.int64)
-    _code_lengths(counts, costs, means, step, bits, shifts)
-    best = 0
-    for k in range(bits.size):
-        if bits[k] < bits[best]:
-            best = k
-    total, distinct, escapes, spent = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
-    for w in range(counts.size):
-        count = counts[w]
-        if count:
-            total += count
-            distinct += 1
-            spent += count * log2_of(count)
-            if ((w - shifts[best] - runs[best, 0]) & (counts.size - 1)) >= runs[best, 1]:
-                escapes += count
-    found[0], found[1], found[2], found[3], found[4], found[6] = (
-        best,
-        shifts[best],
-        bits[best],
-        total,
-        distinct,
-        escapes,
-    )
-    found[5] = total * log2_of(max(total, np.int64(1))) - spent
 
 
 # -- words and the byte that is coded -------------------------------------------------------------------

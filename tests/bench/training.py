@@ -14,7 +14,7 @@ from operators.kernels.huffman import limited_lengths
 from operators.literals.huffman import Huffman
 from operators.literals.profile import Profiler
 from operators.words import Words
-from pipeline.messages import HEADER, TensorCodec
+from pipeline.messages import HEADER, PART, TensorCodec
 from synth.books import LAYOUTS, CodebookSet, Counts, Layout, sample_counts
 from tests.bench import link
 from tests.bench.report import Table, cpu_seconds
@@ -70,7 +70,7 @@ class Loss:
         message = codec.encode(words, dtype, kind)
         plain = (words.itemsize - 1) * words.size
         self.plain += plain
-        self.coded += message.size - HEADER.size - plain
+        self.coded += message.size - HEADER.size - PART.itemsize - plain
         self.huffman += huffman_bits(counts) / 8
         self.entropy += entropy_bits(counts) / 8
         self.wire += message.size
@@ -208,13 +208,13 @@ def stages() -> Table:
     out = np.empty(room(symbols.size, 8), np.uint8)
     blocks = [symbols[start : start + BLOCK_WORDS] for start in range(0, symbols.size, BLOCK_WORDS)]
     huffman = Huffman()
-    best = family.choose(sample_counts(symbols, layout))
+    _, (best,) = family.select(symbols, layout)
 
     def bare() -> None:
         best.book.encode(symbols, out, shift=best.shift)
 
     def chosen() -> None:
-        choice = family.choose(sample_counts(symbols, layout))
+        _, (choice,) = family.select(symbols, layout)
         choice.book.encode(symbols, out, shift=choice.shift)
 
     def three() -> None:

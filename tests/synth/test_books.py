@@ -2,10 +2,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from operators.errors import ArchiveError
 from operators.words import Words
-from synth.books import LAYOUTS, CodebookSet, Counts, fit, learn, sample_counts
+from synth.books import (
+    LAYOUTS,
+    MAX_PARTS,
+    CodebookSet,
+    Counts,
+    Family,
+    fit,
+    learn,
+    regret_ppm,
+    sample_counts,
+    take_samples,
+)
 from tests.bench.training import huffman_bits, plane
 from tests.checkpoints import path, read
 
@@ -80,6 +93,62 @@ def test_a_shift_follows_a_factor() -> None:
     fixed = learn(samples, 4).choose(moved)
     assert fixed.shift == 0
     assert fixed.bits > 1.5 * choice.bits
+
+
+@given(st.integers(0, 1000), st.sampled_from([0, 1, 8, 16]), st.integers(-300, 300))
+def test_the_choice_is_the_best_of_all_that_are_tried(seed: int, step: int, moved: int) -> None:
+    rng = np.random.default_rng(seed)
+    kinds = [np.bincount(rng.binomial(255, rng.uniform(0.1, 0.9), 2000), minlength=256) for _ in range(5)]
+    family = Family(tuple(map(fit, kinds)), step)
+    counts = np.roll(kinds[0] + kinds[1] * rng.integers(0, 2), moved)
+    mean = int(counts @ np.arange(256)) // int(counts.sum())
+    found = []
+    for k, book in enumerate(family.books):
+        shifts = [0, *((mean - book.mean) // step * step + step * i for i in range(3))] if step else [0]
+        costs = [int(np.roll(counts, -shift) @ book.costs) for shift in shifts]
+        found.append((min(costs), k, shifts[costs.index(min(costs))] % 256))
+    choice = family.choose(counts)
+    assert (choice.bits, choice.place, choice.shift) == min(found)
+    assert choice.book == family.books[choice.place]
+    own = np.roll(counts, -choice.shift)[(choice.book.first + np.arange(len(choice.book.lengths))) % 256]
+    assert choice.escapes == counts.sum() - own.sum()
+    assert choice.sample_words == counts.sum()
+
+
+def in_places(seed: int, n: int, factors: list[float]) -> Words:
+    """Return BF16 words of one size after the other."""
+    x = np.random.default_rng(seed).normal(0, 1, n) * np.repeat(factors, -(-n // len(factors)))[:n]
+    words: Words = (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return words
+
+
+def test_samples_tell_where_places_differ() -> None:
+    layout = LAYOUTS["BF16"]
+    for seed in range(20):
+        alike, unlike = in_places(seed, 200_000, [1]), in_places(seed, 200_000, [1, 0.5])
+        assert take_samples(alike, layout).shape == (1, 256)
+        samples = take_samples(unlike, layout)
+        assert samples.shape == (1 + MAX_PARTS, 256)
+        assert (samples[0] == sample_counts(unlike, layout)).all()
+        assert (samples[1:].sum(axis=1) == 1024).all()
+        assert np.abs(np.diff(samples[1:] @ np.arange(256) / 1024)).argmax() == MAX_PARTS // 2 - 1
+    assert len(take_samples(unlike[:16_384], layout)) == 1
+    assert len(take_samples(in_places(0, 16_384, [1, 0.01]), layout)) == 3
+    assert len(take_samples(in_places(0, 16_383, [1, 0.01]), layout)) == 1  # its halves would be small
+
+
+def test_unlike_parts_have_books_of_their_own() -> None:
+    layout = LAYOUTS["BF16"]
+    family = learn([sample_counts(in_places(seed, 4096, [1]), layout) for seed in range(4)], 4, step=layout.step)
+    samples, choices = family.select(in_places(9, 200_000, [1, 0.25, 2**-9]), layout)
+    assert len(choices) == MAX_PARTS
+    assert {choice.shift for choice in choices} >= {0, 254, 256 - 9}
+    assert choices == family.choose_parts(samples)
+    assert regret_ppm(choices) < 100_000 < regret_ppm([family.choose(samples[0])])
+    samples, choices = family.select(in_places(9, 200_000, [1]), layout)
+    assert choices == [family.choose(samples[0])] == family.choose_parts(samples)
+    one = learn([sample_counts(in_places(seed, 9000, [1, 0.25, 2**-9]), layout) for seed in range(4)], 1)
+    assert len(one.select(in_places(9, 200_000, [1, 0.25, 2**-9]), layout)[1]) == 1  # nothing but a book for all
 
 
 FILES = [("minilm-bf16", "BF16"), ("minilm-f32", "F32"), ("wordllama-f16", "F16"), ("minilm-f8", "F8_E4M3")]

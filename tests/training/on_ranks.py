@@ -220,14 +220,19 @@ def profiles(rank: int, size: int) -> None:
         return F.mse_loss(net(x), x * x)
 
     books, report = training.profile(model(), [batch, batch])
-    assert {kind for _, kind in books.families} == {"weight", "activation", "grad"}
-    ids: list[Any] = [None] * size
-    dist.all_gather_object(ids, books.id)
-    assert len(set(ids)) == 1
-    assert {one.kind for one in report} == {"weight", "activation", "grad"}
+    kinds = {"weight", "activation", "grad", "activation_grad"}
+    assert {kind for _, kind in books.families} == kinds == {one.kind for one in report}
+    found: list[Any] = [None] * size
+    dist.all_gather_object(found, (books.id, report))
+    assert all(one == (books.id, report) for one in found)
+    names = {(one.kind, one.name) for one in report}
+    assert {("grad", "0.weight"), ("activation", "2"), ("activation_grad", "2"), ("weight", "4.weight")} < names
+    for name in names:
+        assert {one.rank for one in report if (one.kind, one.name) == name} == set(range(size))
     assert [one.regret_ppm for one in report] == sorted((one.regret_ppm for one in report), reverse=True)
-    large = [one for one in report if one.choice.sample_words == 4096]
-    assert np.median([one.regret_ppm for one in large]) < 20_000
+    assert np.median([one.regret_ppm for one in report]) < 20_000
+    grads = [one for one in report if one.kind == "grad" and "weight" in one.name]
+    assert max(one.regret_ppm for one in grads) < max(one.one_book_ppm for one in grads)
 
 
 def deepspeed(rank: int, size: int) -> None:

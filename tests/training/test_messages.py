@@ -15,7 +15,7 @@ from operators.errors import ArchiveError, FormatError, UnsupportedError
 from operators.words import Words
 from pipeline.messages import HEADER, TensorCodec
 from synth.books import LAYOUTS, CodebookSet
-from tests.bench.training import huffman_bits
+from tests.bench.training import huffman_bits, plane
 from tests.checkpoints import path, read
 from tests.fuzz import mutate
 
@@ -70,6 +70,26 @@ def test_any_tensor_comes_back(dtype: str, seed: int, n: int, kind: str, checked
 def test_messages_are_smaller(dtype: str, most: float) -> None:
     words = draw(dtype, 1 << 18, 50)
     assert CODEC.encode(words, dtype, "weight").size < most * words.nbytes
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+def test_parts_of_unlike_words_have_books_of_their_own(dtype: str) -> None:
+    places = [draw(dtype, 40_001, seed, scale=scale) for seed, scale in enumerate((1e-3, 1e-2, 1e-3, 1e-1))]
+    unlike, alike = np.concatenate(places), draw(dtype, 160_004, 5)
+    size = {}
+    for coder in (CODEC, CHECKED):
+        for name, words, n_parts in (("unlike", unlike, 16), ("alike", alike, 1)):
+            message = coder.encode(words, dtype, "weight")
+            assert message[PARTS_AT] == n_parts
+            out = np.zeros_like(words)
+            coder.decode(message, out, dtype)
+            assert (out == words).all()
+            size[name] = message.size
+    plain = (unlike.itemsize - 1) * unlike.size + HEADER.size
+    own = huffman_bits(np.bincount(plane(unlike, dtype), minlength=256)) / 8
+    assert size["unlike"] - plain < 0.95 * own  # less than a code for all of it
+    assert size["unlike"] < 1.02 * size["alike"]
+    assert not CODEC.stats()[dtype, "weight"].has_drifted
 
 
 def halves(to: str) -> list[Words]:
@@ -131,6 +151,8 @@ def test_mutated_messages_without_a_checksum_stay_in_their_memory(data: st.DataO
 
 
 MUTATIONS = 3000
+PARTS_AT = 7
+"""Of the header: how many parts there are."""
 
 
 def mutated(seed: int, n_words: int = 700) -> Iterator[tuple[str, Words, NDArray[np.uint8]]]:
@@ -139,6 +161,9 @@ def mutated(seed: int, n_words: int = 700) -> Iterator[tuple[str, Words, NDArray
     sent = [(dtype, words, CHECKED.encode(words, dtype, "weight")) for dtype in DTYPES for words in (
         draw(dtype, n_words, 1), draw(dtype, 70, 2), np.zeros(n_words, draw(dtype, 1, 0).dtype),
     )]  # fmt: skip
+    halves = np.concatenate((draw("BF16", 1 << 13, 1), draw("BF16", 1 << 13, 1, scale=1e-6)))
+    sent.append(("BF16", halves, CHECKED.encode(halves, "BF16", "weight")))
+    assert sent[-1][2][PARTS_AT] == 2
     others = [message.tobytes() for _, _, message in sent]
     for _ in range(MUTATIONS):
         dtype, words, message = rng.choice(sent)
