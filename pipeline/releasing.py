@@ -114,7 +114,8 @@ def release_source(arguments: argparse.Namespace, run: Run, report: Report) -> i
     }
     lines = [f"{entry.n_bytes:>16,}  {printable(entry.key)}" for entry in found.files]
     lines += [f"kept  {printable(failure.key)}: {failure.message}" for failure in failures]
-    lines.append(f"{len(found.files)} files, {found.n_bytes:,} bytes are in {snapshot.name} as they are; {freed} freed")
+    told = f"{len(found.files)} files, {found.n_bytes:,} bytes are in {snapshot.name} as they are"
+    lines.append(f"{told}; {freed} freed, {found.gone} gone before, {len(failures)} kept, {found.new} never archived")
     if written is not None:
         lines.append(f"they may go from {_utc(written + grace_seconds)} on: run again with --yes then")
     elif not arguments.yes and found.files:
