@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from pipeline import driver
 from pipeline.archive import find_snapshot, load_manifest
 from pipeline.packs import pack_key
+from pipeline.snapshots import time_text
 from pipeline.store import open_source
 from tests.cases import bf16, noise, safetensors
-from tests.pipeline.test_jobs import QUICK, Capture, Ran, files_of, objects_of, write
+from tests.pipeline.test_jobs import QUICK, Capture, Patch, Ran, files_of, objects_of, write
 
 SMALL_TASKS = (*QUICK, "--set", "task_bytes=64KiB")
 FILES = {
@@ -257,3 +260,35 @@ def test_a_pack_tells_of_segments_that_moved(tmp_path: Path, capsys: Capture) ->
     shutil.rmtree(archive / "manifests")
     assert Ran(capsys, "rebuild", archive).json["manifests"] == ["source/1", "source/2"]
     assert {path.name: path.read_bytes() for path in objects_of(archive, "manifests")} == before
+
+
+def test_of_two_packs_with_one_segment_the_last_before_the_snapshot_is_taken(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    """Another recipe stored the same files again: nothing but the ages of the packs tells whose is which."""
+    files = {key: FILES[key] for key in ("a.safetensors", "b.safetensors")}
+    folder, archive = write(tmp_path / "source", files), tmp_path / "archive"
+    for night, options in ((1, SMALL_TASKS), (2, QUICK)):
+        moment = datetime(2030, 1, night, 12, tzinfo=UTC)
+        monkeypatch.setattr(driver, "time_text", lambda _, at=moment: time_text(at))
+        known = set(objects_of(archive, "packs"))
+        Ran(capsys, "archive", folder, archive, *options)
+        new = set(objects_of(archive, "packs")) - known
+        assert new
+        for pack in new:
+            os.utime(pack, (moment.timestamp() - 60, moment.timestamp() - 60))
+    before = {path.name: path.read_bytes() for path in objects_of(archive, "manifests")}
+    assert len(before) == 2
+    shutil.rmtree(archive / "runs")
+    shutil.rmtree(archive / "manifests")
+    assert Ran(capsys, "rebuild", archive).json["manifests"] == ["source/1", "source/2"]
+    assert {path.name: path.read_bytes() for path in objects_of(archive, "manifests")} == before
+    # Where the ages are lost too, the manifest is not made up, and the files can be committed all the same.
+    shutil.rmtree(archive / "manifests")
+    for path in objects_of(archive, "packs"):
+        os.utime(path, (0, 0))
+    ran = Ran(capsys, "rebuild", archive)
+    assert (ran.code, {one["reason"] for one in ran.json["failures"]}) == (3, {"digest_mismatch"})
+    lost = ran.json["failures"][0]["key"]
+    assert Ran(capsys, "rebuild", archive, "--snapshot", lost, "--name", "source").json["snapshot"] == "source/3"
+    assert restored(capsys, archive, "source/3") == files
