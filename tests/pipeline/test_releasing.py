@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ import pytest
 
 from operators.errors import StoreError
 from pipeline import releasing
-from pipeline.store import ObjectInfo, open_store
+from pipeline.retention import add_tags, expire
+from pipeline.store import ObjectInfo, Store, open_store
 from pipeline.store_local import LocalStore
 from pipeline.store_s3 import S3Store
 from tests.cases import bf16, noise, safetensors
@@ -98,6 +99,19 @@ def test_no_rule_of_prune_drops_what_may_be_the_last_copy(folder: Path, capsys: 
     }
     assert Ran(capsys, "restore", folder / "archive", folder / "back", "--snapshot", "source/1").code == 0
     assert files_of(folder / "back") == FILES
+
+
+def test_a_prune_that_was_faster_than_the_tag_is_noticed(folder: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    release = commands(folder, capsys)
+    release("--yes", "--grace", "0")
+
+    def late(store: Store, checkpoint: str, seq: int, tags: Iterable[str]) -> None:
+        expire(store, checkpoint, seq)
+        add_tags(store, checkpoint, seq, tags)
+
+    monkeypatch.setattr(releasing, "add_tags", late)
+    assert release("--yes", "--grace", "0").code == 10
+    assert files_of(folder / "source") == FILES
 
 
 @pytest.mark.parametrize("after", [False, True])
