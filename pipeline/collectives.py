@@ -60,7 +60,9 @@ def words_of(tensor: torch.Tensor) -> Words:
     """
     dtype_name(tensor)
     if tensor.device.type != "cpu":
-        raise UnsupportedError("a tensor in host memory", str(tensor.device), "tensor", "copy it to the host first")
+        where = f"tensor of {tensor.dtype}, {tensor.numel()} elements"
+        next_step = "call cpu() and send that, or send it without the codec"
+        raise UnsupportedError("a tensor in host memory", str(tensor.device), where, next_step)
     if not tensor.is_contiguous():
         raise UsageError("a contiguous tensor", f"strides {tensor.stride()}", "tensor", "call contiguous()")
     words: Words = tensor.detach().view(-1).view(DTYPES[tensor.dtype][1]).numpy()

@@ -22,7 +22,7 @@ from tests.checkpoints import path, read
 from tests.processes import ROOT
 
 SYMBOLS = 1 << 20
-TURNS = 101
+TURNS = 401
 LEAST_WORDS = 4096
 LEARNED_STEPS, MEASURED_STEPS = 8, 32
 DRIFT_SPANS, CHECK_EVERY = (40, 80, 160), 8

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -212,6 +214,108 @@ def fsdp(rank: int, size: int) -> None:
             assert torch.equal(bits(plain), bits(found))
         assert set(codec.stats()) == {(name, "weight"), (name, "grad")}
         small(codec, set(codec.stats()))
+
+
+def odd_inputs(rank: int, size: int) -> None:
+    """Send what no book was made for: random bits, equal words, words of another size."""
+    codec = learned(size)
+    bytes_of = np.random.default_rng(rank).bytes
+    for dtype in DTYPES:
+        n = 20_001
+        n_bytes = n * dtype.itemsize
+        for data in (
+            bytes_of(n_bytes),
+            bytes_of(1) * n_bytes,
+            bits(draw(dtype, n, rank, scale=1e-19)).numpy().tobytes(),
+        ):
+            x = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype)
+            expected, out = torch.empty(size * n, dtype=dtype), torch.empty(size * n, dtype=dtype)
+            dist.all_gather_single(bits(expected), bits(x))
+            cc.all_gather_single(out, x, codec=codec)
+            assert torch.equal(bits(out), bits(expected)), dtype
+    raw = sum(traffic.raw_bytes for traffic in codec.stats().values())
+    assert sum(traffic.wire_bytes for traffic in codec.stats().values()) < raw
+
+
+def overlap(rank: int, size: int) -> None:
+    """Go on while a collective waits for another rank; code gradients while others are computed."""
+    codec = learned(size)
+    x = draw(torch.float32, cc.PIECE_WORDS + 5, rank)
+    if rank:
+        dist.recv(torch.empty(1), 0)
+    pending = cc.all_reduce(x.clone(), async_op=True, codec=codec)
+    assert pending is not None
+    if not rank:
+        assert not pending.is_completed()  # the other rank waits for what comes next
+        dist.send(torch.ones(1), 1)
+    assert pending.wait()
+    net = DistributedDataParallel(model(), bucket_cap_mb=1)
+    state = training.FixedHuffmanState(warmup_steps=0, codec=codec)
+    net.register_comm_hook(state, training.fixed_huffman_hook)
+    coded = threading.Event()
+    encode = codec.encode
+
+    def noted(*args: Any) -> Any:
+        message = encode(*args)
+        coded.set()
+        return message
+
+    codec.encode = noted  # type: ignore[assignment, method-assign]
+    # The gradient of the first layer comes last: until then messages of others must have been coded.
+    net.module[0].weight.register_hook(lambda _: seen.append(coded.wait(60)))
+    for _ in range(2):  # buckets are cut anew after the first step
+        seen: list[bool] = []
+        coded.clear()
+        F.mse_loss(net(x[: 64 * 256].nan_to_num(0).view(64, 256)), torch.zeros(64, 256)).backward()
+    assert seen == [True]
+
+
+class Bucket:
+    """A bucket of gradients, the last one of a step."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def buffer(self) -> torch.Tensor:
+        return self.tensor
+
+    def is_last(self) -> bool:
+        return True
+
+
+def drift(rank: int, size: int) -> None:
+    """Drift on one rank: all learn again at the same step, and the state of a checkpoint goes on as it was."""
+    state = training.FixedHuffmanState(warmup_steps=2, check_every=4)
+
+    def step(k: int, state: training.FixedHuffmanState, *, moved: bool = False) -> torch.Tensor:
+        x = draw(torch.bfloat16, 40_000, 10 * k + rank)
+        if moved:
+            x = x.sign() * x.abs().nan_to_num(0, 0, 0) ** 0.2  # of other sizes, and all of them closer
+        future = training.fixed_huffman_hook(state, Bucket(x))
+        found: torch.Tensor = future.wait()
+        return found
+
+    for k in range(10):
+        step(k, state)
+    assert (state.step, state.epoch) == (10, 1)
+    first = state.codec.books.id
+    for k in range(10, 13):
+        step(k, state, moved=rank == 1)
+    assert state.codec.stats()["BF16", "grad"].has_drifted or rank == 0
+    assert (state.codec.books.id, state.epoch) == (first, 1)  # not before the step at which all look
+    step(13, state, moved=rank == 1)
+    assert (state.step, state.epoch) == (14, 2)
+    ids: list[Any] = [None] * size
+    dist.all_gather_object(ids, state.codec.books.id)
+    assert set(ids) == {state.codec.books.id} != {first}
+    kept = io.BytesIO()
+    torch.save(state.state_dict(), kept)
+    kept.seek(0)
+    again = training.FixedHuffmanState()
+    again.load_state_dict(torch.load(kept, weights_only=True))
+    assert again.is_warm
+    assert torch.equal(bits(step(14, again)), bits(step(14, state)))
+    assert (again.step, again.epoch, again.codec.books.id) == (state.step, state.epoch, state.codec.books.id)
 
 
 def profiles(rank: int, size: int) -> None:
