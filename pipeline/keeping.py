@@ -53,7 +53,7 @@ def prune(arguments: argparse.Namespace, run: Run, report: Report) -> int:
     dropped = [one for one in snapshots if not one.reasons]
     if arguments.yes:
         for one in reversed(dropped):  # the oldest first
-            expire(store, one.checkpoint, one.seq)
+            expire(store, one.checkpoint, one.seq, released=bool(arguments.snapshot))
     fate = "dropped" if arguments.yes else "would go (--yes drops them)"
     report.give(
         {

@@ -136,13 +136,23 @@ def read_kept(store: SourceStore, checkpoint: str) -> list[Kept]:
 # -- one goes, or comes back --------------------------------------------------------------------
 
 
-def expire(store: Store, checkpoint: str, seq: int) -> None:
+def expire(store: Store, checkpoint: str, seq: int, *, released: bool = False) -> None:
     """Drop a commit, after a copy of it has a place in ``expired/``.
+
+    Parameters
+    ----------
+    store : Store
+    checkpoint : str
+    seq : int
+    released : bool
+        Also where its source was freed.
 
     Raises
     ------
     ArchiveNotFoundError
         There is none of that number.
+    ConflictError
+        Its source is being freed; the commit is back in its place.
     """
     key = snapshot_key(checkpoint, seq)
     try:
@@ -153,7 +163,12 @@ def expire(store: Store, checkpoint: str, seq: int) -> None:
     if put_once(store, copy, data, SNAPSHOT_BYTES_MAX) != data:
         raise DigestError("a copy of the snapshot", "other bytes", copy, "remove it and run again")
     store.delete(key)
-    for tag in tags_of(store, checkpoint).get(seq, ()):
+    tags = tags_of(store, checkpoint).get(seq, ())
+    if RELEASED in tags and not released:
+        # `release-source` puts the tag, then looks for the commit: one of both sees the other, whatever the order.
+        revive(store, checkpoint, seq)
+        raise ConflictError("a snapshot to drop", "one whose source is being freed", key, "run again: it stays")
+    for tag in tags:
         store.delete(tag_key(checkpoint, seq, tag))
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from operators.errors import StoreError
+from operators.errors import ConflictError, StoreError
 from pipeline import releasing
-from pipeline.retention import add_tags, expire
+from pipeline.retention import RELEASED, add_tags, expire, tags_of
 from pipeline.store import ObjectInfo, Store, open_store
 from pipeline.store_local import LocalStore
 from pipeline.store_s3 import S3Store
@@ -112,6 +112,20 @@ def test_a_prune_that_was_faster_than_the_tag_is_noticed(folder: Path, capsys: C
     monkeypatch.setattr(releasing, "add_tags", late)
     assert release("--yes", "--grace", "0").code == 10
     assert files_of(folder / "source") == FILES
+
+
+def test_a_prune_that_comes_later_than_the_tag_puts_the_snapshot_back(folder: Path, capsys: Capture) -> None:
+    """It has asked the rules before the tag was there."""
+    store = open_store(str(folder / "archive"))
+    before = files_of(folder / "archive" / "snapshots")
+    add_tags(store, "source", 1, [RELEASED])
+    with pytest.raises(ConflictError):
+        expire(store, "source", 1)
+    assert files_of(folder / "archive" / "snapshots") == before
+    assert tags_of(store, "source") == {1: [RELEASED]}
+    named = ("prune", folder / "archive", "--snapshot", "source/1", "--yes")
+    assert Ran(capsys, *named).code == 0
+    assert files_of(folder / "archive" / "snapshots") == {}
 
 
 @pytest.mark.parametrize("after", [False, True])
