@@ -32,7 +32,7 @@ from operators.words import Bytes, Words
 RUNS, RUN_WORDS = 64, 64
 """A sample is 64 runs of 64 words."""
 WIDE_RUN_WORDS = 256
-"""Of words that have no rare values, whole bytes of integers, a sample is four times as large."""
+"""Of words of which all bits are coded a sample is four times as large: more of them differ."""
 MAX_PARTS, LEAST_PART_WORDS = 16, 1 << 13
 """Parts of a tensor that may have books of their own, and the words of the smallest."""
 PART_RUNS = 16
@@ -266,8 +266,8 @@ LAYOUTS: Mapping[str, Layout] = {
     "F32": Layout(1, 4, 1, 1),
     "BF16": Layout(2, 2, 1, 1),
     "F16": Layout(3, 2, 1, 8),
-    "F8_E4M3": Layout(4, 1, 1, 16),
-    "F8_E5M2": Layout(5, 1, 1, 8),
+    "F8_E4M3": Layout(4, 1, 1, 16, WIDE_RUN_WORDS),
+    "F8_E5M2": Layout(5, 1, 1, 8, WIDE_RUN_WORDS),
     "I8": Layout(6, 1, 0, 0, WIDE_RUN_WORDS),
     "U8": Layout(7, 1, 0, 0, WIDE_RUN_WORDS),
     "F4": Layout(8, 1, 0, 0, WIDE_RUN_WORDS),
