@@ -33,8 +33,8 @@ INTERPRETER_BYTES = 256 << 20
 """Resident memory of a worker that holds nothing yet: the interpreter, numpy, compiled kernels, a store."""
 MIN_MEMORY_BYTES = INTERPRETER_BYTES + 3 * SEGMENT_BYTES + RECORD_BYTES + 2 * SEGMENT_BYTES + SCRATCH_FIXED_BYTES
 """A segment as read and as decoded, the next one, its record, and the scratch that the format allows a program."""
-TASK_MEMORY_BYTES = SEGMENT_BYTES + RECORD_BYTES
-"""What a task holds that waits for its turn to compute or for its store: segments as read, or records."""
+TASK_MEMORY_BYTES = 3 * SEGMENT_BYTES + RECORD_BYTES
+"""What another task holds: segments as read and as decoded, the next ones, and records; scratch is there once."""
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}

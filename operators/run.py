@@ -18,13 +18,13 @@ from operators.books import Books
 from operators.check import check
 from operators.errors import DigestError, FormatError
 from operators.fields import encode_small, execute_small
+from operators.kernels.equal import equal_bytes
 from operators.literals.fixed import Fixed
 from operators.program import Literal, Node
 from operators.record import Record, record_head, take_record
 from operators.words import Bytes, Words, container
 from operators.writing import Payloads, write
 
-COMPARED_BYTES = 256 << 10
 READ_WORDS = BLOCK_WORDS
 """Words pulled from the root at once: intermediate words stay in cache."""
 
@@ -201,12 +201,8 @@ def book_numbers(program: Node) -> Iterator[int]:
 
 
 def _is_same(words: Words, wanted: NDArray[np.uint8]) -> bool:
-    """Compare bytes, so many at once that what says where they differ stays in cache."""
     found = words.view(np.uint8)
-    return found.size == wanted.size and all(
-        np.array_equal(found[start : start + COMPARED_BYTES], wanted[start : start + COMPARED_BYTES])
-        for start in range(0, found.size, COMPARED_BYTES)
-    )
+    return found.size == wanted.size and equal_bytes(found, wanted)
 
 
 def open_source(record: Record, books: Books | None = None) -> Source:

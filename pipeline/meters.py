@@ -14,7 +14,7 @@ METERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "brevis_stored_bytes": ("Bytes of the packs that `archive` has stored.", ()),
     "brevis_tasks": ("Tasks that ended, done or failed.", ("outcome",)),
     "brevis_retries": ("Attempts that failed and were tried again.", ()),
-    "brevis_stage_seconds": ("Wall time that workers spent, by stage: read, encode, store.", ("stage",)),
+    "brevis_stage_seconds": ("Wall time that workers spent, by stage: read, encode, check, store.", ("stage",)),
 }
 """Counters by name: what they count, and their labels."""
 Sink = Callable[[str, float, Mapping[str, str]], None]

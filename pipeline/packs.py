@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from types import TracebackType
@@ -38,6 +38,8 @@ BOOKS_READ_BYTES = 4 << 10
 """Last bytes of a pack, which nearly always hold all of its codebooks."""
 SAMPLED = bytes(8)
 """Stands in an index for any fingerprint."""
+KEPT_BYTES = 64 << 10
+"""Records of so many bytes stay where they were made: to close the gap before one costs a copy of it."""
 GAP_BYTES = 1 << 20
 """Records this close together in a pack are read in one go."""
 
@@ -103,38 +105,50 @@ class PackSpool:
             self._file = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         self._memory = memory
         self._held: list[tuple[int, int]] = []
+        self._first = memory.__array_interface__["data"][0]
         self._hasher = blake3()
         self.n_bytes = 0
         self.digests: dict[int, bytes] = {}
         """Digest of each record that was written, by its offset."""
         self._written_bytes = 0
+        self.before_flush: Callable[[], None] = lambda: None
+        """Called before what is held is let go; it may add more."""
         self._append(pack_header())
 
     def room(self, n_bytes: int) -> NDArray[np.uint8]:
         """Return memory in which the next record may be made; `add` finds it there."""
-        if self._held_bytes + n_bytes > self._memory.size:
-            self.flush()
+        self._make_room(n_bytes)
         return self._memory[self._held_bytes :]
 
-    def add(self, record: Bytes) -> int:
-        """Append a record, which the caller may change afterwards; return its offset."""
+    def add(self, record: Bytes) -> tuple[int, memoryview]:
+        """Append a record; return its offset, and where it is held until the next `flush`."""
         n_bytes = len(record)
-        if self._held_bytes + n_bytes > self._memory.size:
-            self.flush()
+        self._make_room(n_bytes)
         start = self._held_bytes
-        # Not by numpy, which would make a copy of one that lies here already, a few bytes from its place.
-        self._memory.data[start : start + n_bytes] = memoryview(record).cast("B")
+        made_at = np.frombuffer(record, np.uint8).__array_interface__["data"][0] - self._first
+        if n_bytes >= KEPT_BYTES and start <= made_at <= self._memory.size - n_bytes:
+            start = made_at
+        else:  # not by numpy, which would make a copy of one that lies here already, a few bytes from its place
+            self._memory.data[start : start + n_bytes] = memoryview(record).cast("B")
         self._held.append((start, start + n_bytes))
-        self.n_bytes += n_bytes
-        return self._written_bytes + start
+        offset, self.n_bytes = self.n_bytes, self.n_bytes + n_bytes
+        return offset, self._memory.data[start : start + n_bytes].toreadonly()
 
     def flush(self) -> None:
         """Hash and write what is held in memory."""
-        held = self._memory.data[: self._held_bytes]
+        self.before_flush()
+        offset = self._written_bytes
+        stretches: list[tuple[int, int]] = []
         for start, stop in self._held:
-            self.digests[self._written_bytes + start] = blake3(held[start:stop]).digest()
+            self.digests[offset] = blake3(self._memory.data[start:stop]).digest()
+            offset += stop - start
+            if stretches and stretches[-1][1] == start:
+                stretches[-1] = stretches[-1][0], stop
+            else:
+                stretches.append((start, stop))
         self._held = []
-        self._write(held)
+        for start, stop in stretches:
+            self._write(self._memory.data[start:stop])
 
     def finish(self, index: bytes, books: bytes = b"") -> bytes:
         """Append the index, the codebooks that the records name, and the footer; return the digest of the pack."""
@@ -146,6 +160,10 @@ class PackSpool:
         with self._room():
             self._close()
         return self._hasher.digest()
+
+    def _make_room(self, n_bytes: int) -> None:
+        if self._held_bytes + n_bytes > self._memory.size:
+            self.flush()
 
     @property
     def _held_bytes(self) -> int:

@@ -7,9 +7,10 @@ what is stored.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, cycle, islice
+from functools import partial
+from itertools import repeat
 from threading import Lock
 
 import numpy as np
@@ -48,6 +49,8 @@ LEAST_GAIN_BYTES = 8
 """That a codebook has to save of a record: its program, like few others, takes about half of it in a manifest."""
 READ_BYTES = SEGMENT_BYTES
 """Segments of one file are read together up to this many bytes."""
+GATHERED_BYTES = 8 << 20
+"""Small files make windows of up to so many bytes together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class ArchiveJob:
             open_source(self.source_url, self.storage_options),
             open_store(self.archive_url, self.storage_options, single_writer=self.single_writer),
             self.run,
-            Encoder(self.options, Prior.load(self.prior)),
+            partial(Encoder, self.options, Prior.load(self.prior)),
             self.scratch_dir,
         )
 
@@ -113,7 +116,7 @@ class Receipt:
 
 
 class Encoder:
-    """Turns the segments of a task into records, each decoded and compared before it is handed out.
+    """Turns the segments of a task into records.
 
     Parameters
     ----------
@@ -138,7 +141,15 @@ class Encoder:
         self.alarms = []
 
     def record(self, row: Row, data: memoryview, out: NDArray[np.uint8] | None = None) -> tuple[Encoded, int]:
-        """Return a verified record of `data` and the expansions that were spent on it.
+        """Return a record of `data`, decoded and compared, and the expansions that were spent on it.
+
+        Parameters and memory are as of `write`.
+        """
+        encoded, expansions = self.write(row, data, out)
+        return self.checked(row, data, encoded.record) or encoded, expansions
+
+    def write(self, row: Row, data: memoryview, out: NDArray[np.uint8] | None = None) -> tuple[Encoded, int]:
+        """Return a record of `data`, to be `checked`, and the expansions that were spent on it.
 
         Parameters
         ----------
@@ -160,12 +171,24 @@ class Encoder:
         encoded, expansions = self._coded(row, words, row.digest)
         if encoded is None or encoded.body_bytes >= len(data):
             encoded = _literal(words, row.digest)
-        if not self._restores(encoded, data, row.digest):
-            self.alarms.append(row.where)
-            encoded = _literal(words_of(data, 8), row.digest, "raw")
-            if not self._restores(encoded, data, row.digest):
-                raise InternalError("a raw record that decodes to its bytes", "other bytes", row.where, "report it")
         return encoded, expansions
+
+    def checked(self, row: Row, data: memoryview, record: Bytes) -> Encoded | None:
+        """Return None where `record` decodes to `data`, else one that does: of plain bytes, in memory of its own.
+
+        Raises
+        ------
+        InternalError
+            That does not either.
+        """
+        assert row.digest is not None
+        if self._restores(record, data, row.digest):
+            return None
+        self.alarms.append(row.where)
+        plain = _literal(words_of(data, 8), row.digest, "raw")
+        if not self._restores(plain.record, data, row.digest):
+            raise InternalError("a raw record that decodes to its bytes", "other bytes", row.where, "report it")
+        return plain
 
     def booked(self, row: Row, data: memoryview, plain: Encoded) -> tuple[Encoded, Book] | None:
         """Return a verified record of `data` that is smaller than `plain`, and the codebook that it needs, or None.
@@ -173,7 +196,7 @@ class Encoder:
         Parameters
         ----------
         row, data
-            As for `record`.
+            As for `write`.
         plain : Encoded
             What that returned; it stays as it is.
         """
@@ -184,7 +207,7 @@ class Encoder:
         encoded = encode(found.program, words, row.digest, books=self._shelf.books)
         if encoded is None or len(encoded.record) + LEAST_GAIN_BYTES > len(plain.record):
             return None
-        if not self._restores(encoded, data, row.digest or b"", self._shelf.books):
+        if not self._restores(encoded.record, data, row.digest or b"", self._shelf.books):
             self.alarms.append(row.where)
             return None
         return encoded, found.book
@@ -222,10 +245,10 @@ class Encoder:
             return None
         return encoded
 
-    def _restores(self, encoded: Encoded, data: memoryview, digest: bytes, books: Books | None = None) -> bool:
+    def _restores(self, record: Bytes, data: memoryview, digest: bytes, books: Books | None = None) -> bool:
         self._decoded = out = _grown(self._decoded, len(data), SEGMENT_BYTES)
         try:
-            execute(encoded.record, books, n_bytes=len(data), digest=digest, out=out[: len(data)], expected=data)
+            execute(record, books, n_bytes=len(data), digest=digest, out=out[: len(data)], expected=data)
         except DamageError:
             return False
         return True
@@ -234,29 +257,31 @@ class Encoder:
 class TaskWorker:
     """Runs tasks of one run against open stores.
 
-    Called from several threads it works on as many tasks, and encodes one of them: while one is encoded, its next
-    segments and the first of the next task are read and hashed, and the last task is hashed, written and stored. A
-    worker so keeps one CPU at work, whatever the stores take.
+    Called from several threads it works on as many tasks: while one is encoded, another is decoded and compared, read
+    and hashed, or written and stored. A worker so keeps one CPU at work, whatever the stores take, and a second one
+    that has nothing else to do.
 
     Parameters
     ----------
     source : SourceStore
     archive : Store
     run : str
-    encoder : Encoder
+    encoder : callable
+        Returns one more `Encoder`; each task that is in work has one of its own.
     scratch_dir : str
     """
 
-    def __init__(self, source: SourceStore, archive: Store, run: str, encoder: Encoder, scratch_dir: str) -> None:
+    def __init__(
+        self, source: SourceStore, archive: Store, run: str, encoder: Callable[[], Encoder], scratch_dir: str
+    ) -> None:
         self._source = source
         self._archive = archive
         self._run = run
         self._encoder = encoder
         self._scratch_dir = scratch_dir
-        self._encoding = Lock()
-        self._idle: list[_Memory] = []
-        self._ahead = Room()
-        """Of the task that is encoded: its next window is read into it."""
+        self._encoding, self._checking = Lock(), Lock()
+        """One task is encoded at a time, and one is checked: memory for that is there once."""
+        self._idle: list[_Desk] = []
 
     def __call__(self, task: Task) -> Receipt:
         """Store `task` unless it is stored already.
@@ -269,24 +294,20 @@ class TaskWorker:
         stored = find_receipt(self._archive, self._run, task)
         if stored is not None:
             return Receipt(stored, True)
-        memory = self._idle.pop() if self._idle else _Memory()
-        memory.grow(max((segment.n_bytes for part in task.parts for segment in part.segments), default=0), task.n_bytes)
+        desk = self._idle.pop() if self._idle else _Desk(self._encoder())
+        desk.grow(max((segment.n_bytes for part in task.parts for segment in part.segments), default=0), task.n_bytes)
         failures: dict[str, ArchiveError] = {}
-        with PackSpool(self._archive, self._scratch_dir, memory.records) as pack:
-            windows = self._windows(task, cycle((memory.source, self._ahead)), failures)
-            first = list(islice(windows, 1))  # is read while another task is encoded
-            with self._encoding:
-                self._encoder.start()
-                carried = Carried()
-                rows = self._stored(pack, ahead(window for window in chain(first, windows)), task.candidates, carried)
-                alarms = tuple(self._encoder.alarms)
+        with PackSpool(self._archive, self._scratch_dir, desk.records) as pack:
+            windows, carried = ahead(self._windows(task, desk.rooms, failures)), Carried()
+            rows = self._stored(desk.encoder, pack, windows, task.candidates, carried)
             # A file that failed midway has no rows; what it left in the pack may serve others.
             rows = [row for row in rows if row.file not in failures]
             digest = pack.finish(pack_index(rows), carried.books.to_bytes())
             if any(row.pack is None for row in rows):
                 with timed("store"):
                     self._archive.put(pack_key(digest), pack.path)
-        self._idle.append(memory)
+        alarms = tuple(desk.encoder.alarms)
+        self._idle.append(desk)
         rows = [
             row
             if row.pack is not None
@@ -297,49 +318,107 @@ class TaskWorker:
             rows = adopt_receipt(self._archive, self._run, task, rows)
         return Receipt(rows, False, alarms, tuple(failures.items()))
 
-    def _windows(self, task: Task, rooms: Iterator[Room], failures: dict[str, ArchiveError]) -> Generator[list[Read]]:
-        """Yield segments as they are read, with their digests; a window lasts as long as its room is not used again."""
+    def _windows(self, task: Task, rooms: _Rooms, failures: dict[str, ArchiveError]) -> Generator[list[Read]]:
+        """Yield segments as they are read, with their digests; a window lasts until the one after the next is made."""
+        gathered: list[Read] = []
+        n_bytes = 0
         for part in task.parts:
+            if n_bytes + part.n_bytes > GATHERED_BYTES:
+                if gathered:
+                    yield gathered
+                    rooms.turn()
+                gathered, n_bytes = [], 0
+            n_bytes += part.n_bytes
             rows = iter(part.rows(task.ordinal))
             try:
-                for window in read_segments(self._source, part, rooms):
-                    yield [(replace(next(rows), digest=digest_of(data)), data) for data in window]
+                for buffers in read_segments(self._source, part, repeat(rooms.current) if gathered else rooms):
+                    gathered += [(replace(next(rows), digest=digest_of(data)), data) for data in buffers]
+                    if n_bytes > GATHERED_BYTES:
+                        yield gathered
+                        rooms.turn()
+                        gathered = []
             except StoreError as error:
                 if may_retry(error):
                     raise
                 failures[part.info.key] = error
+        if gathered:
+            yield gathered
 
     def _stored(
-        self, pack: PackSpool, windows: Iterable[list[Read]], candidates: Iterable[Row], carried: Carried
+        self,
+        encoder: Encoder,
+        pack: PackSpool,
+        windows: Iterable[list[Read]],
+        candidates: Iterable[Row],
+        carried: Carried,
     ) -> list[Row]:
         """Append the record of each segment to `pack`; equal segments share that of the first, or of the base."""
+        encoder.start()
         rows: list[Row] = []
         known = {row.digest or b"": row for row in candidates}
 
+        unchecked: list[tuple[Row, memoryview, memoryview]] = []
+
         def store(settled: Iterable[Settled]) -> None:
             for digest, encoded in settled:
-                n_bytes, program = len(encoded.record), str(encoded.program)
-                offset = pack.add(encoded.record)
-                known[digest] = replace(known[digest], program=program, stored_bytes=n_bytes, pack_offset=offset)
+                known[digest] = _with_record(known[digest], encoded, pack.add(encoded.record)[0])
 
-        for row, data in chain.from_iterable(windows):
-            assert row.digest is not None
-            rows.append(row)
-            if row.digest not in known:
-                known[row.digest] = row
-                with timed("encode"):
-                    plain, _ = self._encoder.record(row, data, pack.room(record_room(len(data))))
-                    booked = self._encoder.booked(row, data, plain)
-                store(carried.settle(row.digest, plain, booked))
+        def check() -> None:
+            """Decode and compare what `pack` holds; append other records of segments that it does not restore."""
+            held = unchecked.copy()
+            unchecked.clear()
+            with self._checking, timed("check"):
+                others = [(row.digest or b"", encoder.checked(row, data, record)) for row, data, record in held]
+            store((digest, other) for digest, other in others if other is not None)
+
+        pack.before_flush = check
+        for window in windows:
+            with self._encoding:
+                for row, data in window:
+                    assert row.digest is not None
+                    rows.append(row)
+                    if row.digest in known:
+                        continue
+                    known[row.digest] = row
+                    with timed("encode"):
+                        plain, _ = encoder.write(row, data, pack.room(record_room(len(data))))
+                        booked = encoder.booked(row, data, plain)
+                    if booked is None:
+                        offset, record = pack.add(plain.record)
+                        known[row.digest] = _with_record(row, plain, offset)
+                        unchecked.append((row, data, record))
+                    else:  # it may wait until the segment is not there any more
+                        plain = encoder.checked(row, data, plain.record) or plain
+                        store(carried.settle(row.digest, plain, booked))
+            check()
         store(carried.rest())
         return [_placed(row, known[row.digest or b""]) for row in rows]
 
 
-class _Memory:
-    """What a task reads into and gathers its records in; the next one uses it again."""
+class _Rooms(Iterator[Room]):
+    """Two rooms by turns: one is read into while what lies in the other is used.
+
+    Until a window is handed out, which is when they `turn`, it is the same one: a read that failed leaves it free.
+    """
 
     def __init__(self) -> None:
-        self.source = Room()
+        self.current, self._other = Room(), Room()
+
+    def __next__(self) -> Room:
+        self.current.clear()
+        return self.current
+
+    def turn(self) -> None:
+        """Take the other one, which nobody uses any more."""
+        self.current, self._other = self._other, self.current
+
+
+class _Desk:
+    """What a task reads into, gathers its records in, and encodes with; the next one uses it again."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
+        self.rooms = _Rooms()
         self.records = np.empty(0, np.uint8)
 
     def grow(self, largest_bytes: int, all_bytes: int) -> None:
@@ -362,6 +441,10 @@ def _placed(row: Row, stored: Row) -> Row:
     )
 
 
+def _with_record(row: Row, encoded: Encoded, offset: int) -> Row:
+    return replace(row, program=str(encoded.program), stored_bytes=len(encoded.record), pack_offset=offset)
+
+
 def record_room(n_bytes: int) -> int:
     """Return the memory that the record of a segment may need while it is written."""
     return min(n_bytes + RECORD_SLACK_BYTES, RECORD_BYTES)
@@ -379,7 +462,6 @@ def read_segments(source: SourceStore, part: Part, rooms: Iterator[Room]) -> Ite
 
 
 def _read(source: SourceStore, part: Part, window: list[tuple[int, int]], room: Room) -> Buffers:
-    room.clear()
     with timed("read"):
         return source.get_ranges(part.info, window, room)
 

@@ -28,7 +28,7 @@ from tests.strategies import BOOKS
 def spool(folder: Path, *records: bytes) -> bytes:
     """Make a pack in memory for 1,500 bytes; return what it would be stored as."""
     with PackSpool(MemoryStore(), str(folder), np.empty(1500, np.uint8)) as pack:
-        offsets = [pack.add(record) for record in records]
+        offsets = [pack.add(record)[0] for record in records]
         digest = pack.finish(b"index")
         data = pack.path.read_bytes()
         assert digest == blake3(data).digest()
@@ -45,14 +45,28 @@ def test_a_pack_does_not_depend_on_what_it_holds_in_memory(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_record_may_be_made_where_it_is_added(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept_bytes", [1 << 20, 500, 0])
+def test_a_record_may_be_made_where_it_is_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int
+) -> None:
+    """Whether it is moved or stays: it is held until the next flush, and gaps are not written."""
+    monkeypatch.setattr("pipeline.packs.KEPT_BYTES", kept_bytes)
+    sizes = (1000, 400, 900, 1, 500, 80)
     with PackSpool(MemoryStore(), str(tmp_path), np.empty(1500, np.uint8)) as pack:
-        for n_bytes in (1000, 400, 900):
+        held: dict[int, memoryview] = {}
+        pack.before_flush = held.clear
+        for n_bytes in sizes:
             room = pack.room(n_bytes + 3)
             room[3 : 3 + n_bytes] = np.frombuffer(noise(n_bytes, n_bytes), np.uint8)
-            offset = pack.add(room[3 : 3 + n_bytes].data)
+            _, held[n_bytes] = pack.add(room[3 : 3 + n_bytes].data)
+            assert all(record == noise(size, size) for size, record in held.items())
+        assert len(held) > 2
         pack.flush()
-        assert pack.path.read_bytes()[offset:] == noise(900, 900)
+        assert not held
+        whole = b"".join(noise(n_bytes, n_bytes) for n_bytes in sizes)
+        assert pack.path.read_bytes()[len(pack_header()) :] == whole
+        offsets = [len(pack_header()) + sum(sizes[:i]) for i in range(len(sizes))]
+        assert pack.digests == {at: blake3(noise(n, n)).digest() for at, n in zip(offsets, sizes, strict=True)}
 
 
 def test_a_missing_folder_may_be_there_later(tmp_path: Path) -> None:
@@ -96,7 +110,7 @@ def test_a_record_is_read_with_the_codebooks_of_its_pack(tmp_path: Path) -> None
     assert encoded is not None
     for index, books, found in ((b"index", BOOKS, 4), (bytes(9000), BOOKS, 4), (b"index", Books(), 0)):
         with PackSpool(store, str(tmp_path), np.empty(1500, np.uint8)) as pack:
-            offset = pack.add(encoded.record)
+            offset, _ = pack.add(encoded.record)
             digest = pack.finish(index, books.to_bytes())
             store.put(pack_key(digest), pack.path)
             n_bytes = len(encoded.record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 from numpy.typing import NDArray
 
 from operators import limits
+from operators.errors import NotFoundError
 from operators.program import LIT, Node, parse
 from operators.registry import OPERATORS_BY_NAME
 from operators.run import Encoded, digest_of, encode, execute
-from operators.words import Words
+from operators.words import Bytes, Words
 from pipeline import tasks
+from pipeline.packs import read_records
 from pipeline.plan import make_plan
 from pipeline.rows import Row
 from pipeline.segments import opaque
@@ -112,6 +115,7 @@ def test_a_record_of_other_words_is_an_alarm(n_words: int, monkeypatch: pytest.M
 def test_what_follows_is_read_while_a_segment_is_encoded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The bytes that are encoded are never those of another window, and each next one is there when it is wanted."""
     monkeypatch.setattr(tasks, "READ_BYTES", 1000)
+    monkeypatch.setattr(tasks, "GATHERED_BYTES", 1000)
     data = noise(1, 10_000)
     read = [Event() for _ in range(11)]
 
@@ -126,16 +130,96 @@ def test_what_follows_is_read_while_a_segment_is_encoded(monkeypatch: pytest.Mon
             return buffers
 
     read[10].set()
-    encoder = Encoder(OPTIONS, Prior.uniform())
-    record = encoder.record
+    write, checked = Encoder.write, Encoder.checked
 
-    def waits(row: Row, words: memoryview, out: NDArray[np.uint8] | None = None) -> tuple[Encoded, int]:
+    def waits(encoder: Encoder, row: Row, words: memoryview, out: NDArray[np.uint8]) -> tuple[Encoded, int]:
         assert read[row.offset_bytes // 1000 + 1].wait(10)
         assert digest_of(words) == row.digest
-        return record(row, words, out)
+        return write(encoder, row, words, out)
 
-    monkeypatch.setattr(encoder, "record", waits)
+    def same(encoder: Encoder, row: Row, words: memoryview, record: Bytes) -> Encoded | None:
+        assert digest_of(words) == row.digest
+        return checked(encoder, row, words, record)
+
+    monkeypatch.setattr(Encoder, "write", waits)
+    monkeypatch.setattr(Encoder, "checked", same)
     source, archive = Source({"a": data}), MemoryStore()
     [task] = make_plan([source.head("a")], [opaque.layout(len(data), 1000)]).tasks
-    rows = TaskWorker(source, archive, "run", encoder, str(tmp_path))(task).rows
+    rows = TaskWorker(source, archive, "run", new_encoder, str(tmp_path))(task).rows
     assert [row.digest for row in rows] == [digest_of(data[i : i + 1000]) for i in range(0, 10_000, 1000)]
+
+
+def new_encoder() -> Encoder:
+    return Encoder(OPTIONS, Prior.uniform())
+
+
+class Rooms(MemoryStore):
+    """A store that reads into rooms, and lacks an object whose key begins with "gone"."""
+
+    def get_ranges(self, info: ObjectInfo, ranges: Sequence[tuple[int, int]], room: Room | None = None) -> Buffers:
+        buffers = []
+        for read in super().get_ranges(info, ranges):
+            buffer = taken(room, len(read))
+            buffer[:] = read
+            buffers.append(buffer)
+        if info.key.startswith("gone"):
+            buffers[0][:] = bytes(len(buffers[0]))
+            raise NotFoundError("an object", "none", info.key)
+        return buffers
+
+
+@pytest.mark.parametrize("gathered_bytes", [0, 2500, 1 << 20])
+def test_a_file_that_fails_leaves_the_room_alone_in_which_others_are_used(
+    gathered_bytes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And windows of several files hold the bytes of each."""
+    monkeypatch.setattr(tasks, "GATHERED_BYTES", gathered_bytes)
+    files = {f"{name}{i}": noise(i, 1000) for i in range(6) for name in ("a", "gone")}
+    source, archive, checked = Rooms(files), MemoryStore(), []
+
+    def late(encoder: Encoder, row: Row, data: memoryview, record: Bytes) -> Encoded | None:
+        time.sleep(0.02)  # what comes next has been read
+        checked.append((row.file, bytes(data)))
+        assert execute(record).tobytes() == bytes(data)
+        return None
+
+    monkeypatch.setattr(Encoder, "checked", late)
+    infos = source.list()
+    [task] = make_plan(infos, [opaque.layout(1000, 1000) for _ in infos]).tasks
+    receipt = TaskWorker(source, archive, "run", new_encoder, str(tmp_path))(task)
+    assert [key for key, _ in receipt.failures] == [key for key in sorted(files) if key.startswith("gone")]
+    assert checked == [(key, files[key]) for key in sorted(files) if key.startswith("a")]
+    assert [row.file for row in receipt.rows] == [key for key, _ in checked]
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 20, 1200])
+def test_records_that_do_not_restore_are_replaced_in_the_pack(
+    memory_bytes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The segments that share one as well; whether or not the pack holds all of them in memory."""
+    monkeypatch.setattr(tasks, "RECORDS_BYTES", memory_bytes)
+    monkeypatch.setattr(tasks, "RECORD_SLACK_BYTES", 200)
+    parts = [noise(i % 4, 1000) for i in range(8)]
+    source, archive = MemoryStore({"a": b"".join(parts)}), MemoryStore()
+    restores = Encoder._restores
+    failed: list[memoryview] = []
+
+    def sabotaged(encoder: Encoder, record: Bytes, data: memoryview, *options: Any) -> bool:
+        assert restores(encoder, record, data, *options)
+        if failed or bytes(data) != parts[2]:
+            return True
+        failed.append(data)
+        return False
+
+    monkeypatch.setattr(Encoder, "_restores", sabotaged)
+    [task] = make_plan([source.head("a")], [opaque.layout(8000, 1000)]).tasks
+    receipt = TaskWorker(source, archive, "run", new_encoder, str(tmp_path))(task)
+    assert receipt.alarms == ("a@2000",)
+    offsets = [row.pack_offset or 0 for row in receipt.rows]
+    assert offsets[:4] == offsets[4:]
+    assert len(set(offsets)) == 4
+    if memory_bytes > 8000:
+        assert offsets[2] > offsets[3], "another record, behind all of its window"
+    for row, (_, record) in zip(receipt.rows, read_records(archive, receipt.rows), strict=True):
+        assert execute(record).tobytes() == parts[row.offset_bytes // 1000]
+        assert digest_of(record) == row.stored_digest
