@@ -17,7 +17,15 @@ SAMPLE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Finished:
-    """What a command printed and took."""
+    """What a command printed and took.
+
+    Attributes
+    ----------
+    peak_bytes : int
+        Most resident memory of the whole tree.
+    own_peak_bytes, child_peak_bytes : int
+        That of the process itself, and of the largest below it.
+    """
 
     exit_code: int
     stdout: str
@@ -25,6 +33,8 @@ class Finished:
     wall_seconds: float
     cpu_seconds: float
     peak_bytes: int
+    own_peak_bytes: int = 0
+    child_peak_bytes: int = 0
 
 
 def run(command: Sequence[str], env: Mapping[str, str] | None = None, *, check: bool = True) -> Finished:
@@ -43,12 +53,16 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None, *, check: 
         command, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
     peak_bytes = 0
+    peaks = {process.pid: 0}
     done = threading.Event()
 
     def watch() -> None:
         nonlocal peak_bytes
         while not done.wait(SAMPLE_SECONDS):
-            peak_bytes = max(peak_bytes, sum(map(resident_bytes, tree(process.pid))))
+            now = {pid: resident_bytes(pid) for pid in tree(process.pid)}
+            peak_bytes = max(peak_bytes, sum(now.values()))
+            for pid, n_bytes in now.items():
+                peaks[pid] = max(peaks.get(pid, 0), n_bytes)
 
     def collect(index: int, stream: Iterator[str]) -> None:
         texts[index] = "".join(stream)
@@ -69,7 +83,10 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None, *, check: 
     if check and process.returncode:
         raise RuntimeError(f"{' '.join(command)}: exit {process.returncode}\n{texts[0][-2000:]}\n{texts[1][-4000:]}")
     cpu_seconds = usage.ru_utime + usage.ru_stime
-    return Finished(process.returncode, texts[0], texts[1], wall_seconds, cpu_seconds, peak_bytes)
+    own, *children = peaks.values()
+    return Finished(
+        process.returncode, texts[0], texts[1], wall_seconds, cpu_seconds, peak_bytes, own, max(children, default=0)
+    )
 
 
 def brevis(*arguments: str | Path, env: Mapping[str, str] | None = None, check: bool = True) -> Finished:
