@@ -24,9 +24,10 @@ from pipeline.snapshots import time_text
 from pipeline.store import SourceStore, Store, open_source, open_store
 from pipeline.summary import Summary
 
-OUTCOMES = ("archived", "unchanged", "incomplete", "unfinished", "failed")
-ARCHIVED, UNCHANGED, INCOMPLETE, UNFINISHED, FAILED = OUTCOMES
-"""What came of a checkpoint: committed; nothing to do; committed without items that failed; still written; nothing."""
+OUTCOMES = ("archived", "unchanged", "incomplete", "unfinished", "failed", "stopped")
+ARCHIVED, UNCHANGED, INCOMPLETE, UNFINISHED, FAILED, STOPPED = OUTCOMES
+"""What came of a checkpoint: committed; nothing to do; committed without items that failed; still written; nothing;
+nothing yet, as the run was told to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +154,17 @@ class ArchiveNight:
         started = time.monotonic()
         create_archive(self._archive, single_writer=self._order.single_writer)
         night = NightSummary(self._order.source_url, time_text(datetime.now(UTC)))
-        for checkpoint, unfinished in found:
-            if unfinished is not None:
-                night.entries.append(Entry(checkpoint.name, UNFINISHED, unfinished))
-                continue
-            with progress(checkpoint.name) as shown:
-                night.entries.append(self._archive_one(checkpoint, executor, shown))
-        night.seconds = time.monotonic() - started
-        self._store(night)
+        try:
+            for checkpoint, unfinished in found:
+                if unfinished is not None:
+                    night.entries.append(Entry(checkpoint.name, UNFINISHED, unfinished))
+                    continue
+                with progress(checkpoint.name) as shown:
+                    night.entries.append(self._archive_one(checkpoint, executor, shown))
+        finally:  # also where the run is told to stop: the summary says how far it came
+            night.entries += [Entry(one.name, STOPPED, "run again") for one, _ in found[len(night.entries) :]]
+            night.seconds = time.monotonic() - started
+            self._store(night)
         return night
 
     def _archive_one(self, checkpoint: Found, executor: Executor, progress: Progress) -> Entry:

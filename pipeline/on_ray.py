@@ -76,7 +76,8 @@ class RayExecutor:
     address : str
         Of a running cluster; ``auto`` takes that of ``RAY_ADDRESS``, of the job that this is, or of this machine.
     workers : int
-        Number of actors; 0 takes one per CPU of the cluster.
+        Number of actors; 0 takes one per CPU of the cluster, and more as it grows. One that no node has room for yet
+        is what an autoscaler adds a node for, so there is always one.
     retries : int
         How often a failed item is tried again; an item whose worker died counts as failed.
     in_flight : int
@@ -97,7 +98,7 @@ class RayExecutor:
         Raises
         ------
         UsageError
-            There is no cluster at this address, or it has no CPU.
+            There is no cluster at this address.
         InternalError
             Workers die as soon as they start.
         ArchiveError
@@ -105,12 +106,12 @@ class RayExecutor:
         """
         if not items:
             return
-        n_cpus = connect(self.address)
+        connect(self.address)
         waiting = deque((item, 0) for item in items)
         staff = _Staff(job, self.memory_bytes)
         try:
-            n_workers = min(self.workers or n_cpus, len(waiting))
             while waiting or staff.running:
+                n_workers = self.workers or max(1, staff.n_cpus)
                 while staff.size < min(n_workers, len(waiting) + len(staff.running)):
                     if staff.n_stillborn > n_workers * self.retries:
                         step = "install the package on every node, or send it with deploy/submit.sh"
@@ -132,7 +133,7 @@ class RayExecutor:
                         else:
                             count("brevis_tasks", outcome="done" if outcome.error is None else "failed")
                             yield replace(outcome, attempts=tries + 1)
-                staff.tell_of_waiting()
+                staff.look_around()
         finally:
             staff.dismiss()
 
@@ -145,17 +146,19 @@ class _Staff:
     memory_bytes: int
     n_stillborn: int = 0
     last_death: str = ""
+    n_cpus: int = 0
     opening: dict[ray.ObjectRef, int] = field(default_factory=dict)
     running: dict[ray.ObjectRef, int] = field(default_factory=dict)
     _actors: dict[int, Any] = field(default_factory=dict)
     _held: dict[int, dict[ray.ObjectRef, tuple[Any, int]]] = field(default_factory=dict)
     _names: Iterator[int] = field(default_factory=itertools.count)
-    _told: float = field(default_factory=time.monotonic)
+    _looked: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self._job_ref = ray.put(self.job)
         options = {"num_cpus": 1, "memory": self.memory_bytes, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         self._new = ray.remote(**options)(Worker)
+        self.n_cpus = int(ray.cluster_resources().get("CPU", 0))
 
     @property
     def size(self) -> int:
@@ -183,16 +186,17 @@ class _Staff:
         self.n_stillborn = 0
         self._held[name] = {}
 
-    def tell_of_waiting(self) -> None:
-        """Log that nobody is at work yet, now and then: a cluster that is busy or too small, or that grows.
+    def look_around(self) -> None:
+        """Count the CPUs now and then, and log where nobody is at work yet: a cluster that is busy, small, or grows.
 
         It goes on waiting even where no node could ever hold a worker: only an autoscaler knows what may still come.
         """
         now = time.monotonic()
-        if self._held:
-            self._told = now
-        elif now - self._told >= NOTICE_SECONDS:
-            self._told = now
+        if now - self._looked < NOTICE_SECONDS:
+            return
+        self._looked = now
+        self.n_cpus = int(ray.cluster_resources().get("CPU", 0))
+        if not self._held:
             worker = f"{len(self.opening)} workers of 1 CPU and {format_bytes(self.memory_bytes)} of memory each"
             _log.warning("waiting for %s; %s", worker, why_waiting(self.memory_bytes, ray.nodes()))
 
@@ -300,15 +304,15 @@ def _publish_metrics() -> None:
     publish(lambda name, amount, labels: counters[name].inc(amount, dict(labels)) if amount > 0 else None)
 
 
-def connect(address: str) -> int:
-    """Connect this process to a running cluster, once; the number of its CPUs.
+def connect(address: str) -> None:
+    """Connect this process to a running cluster, once.
 
     It never starts a cluster: Ray would choose an authentication mode for it, and leave it to the next ones.
 
     Raises
     ------
     UsageError
-        There is none, or it has no CPU.
+        There is none.
     """
     if not ray.is_initialized():
         _look(address)
@@ -319,7 +323,3 @@ def connect(address: str) -> int:
             found = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise UsageError("a running Ray cluster", found, f"--ray {address}", step) from error
         _publish_metrics()
-    n_cpus = int(ray.cluster_resources().get("CPU", 0))
-    if not n_cpus:
-        raise UsageError("a cluster with CPUs", "none", f"--ray {address}", "add a node")
-    return n_cpus

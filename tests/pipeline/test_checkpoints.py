@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from operators.errors import UsageError
+from pipeline import tasks
 from pipeline.checkpoints import Found, find_checkpoints, why_unfinished
 from tests.cases import bf16, safetensors
 from tests.pipeline.test_jobs import QUICK, Capture, Patch, Ran, files_of, write
@@ -117,7 +120,14 @@ def test_a_snapshot_of_each_and_one_summary(tmp_path: Path, capsys: Capture) -> 
 
     (source / "llama/step-3/model.safetensors.part").rename(source / "llama/step-3/model.safetensors")
     second = Ran(capsys, "archive", source, archive, *options)
-    assert second.json["outcomes"] == {"archived": 1, "unchanged": 3, "incomplete": 0, "unfinished": 0, "failed": 0}
+    assert second.json["outcomes"] == {
+        "archived": 1,
+        "unchanged": 3,
+        "incomplete": 0,
+        "unfinished": 0,
+        "failed": 0,
+        "stopped": 0,
+    }
     assert len(list((archive / "jobs").iterdir())) == 2
 
 
@@ -143,6 +153,30 @@ def _refuse(*_: object) -> None:
     from operators.errors import DeniedError
 
     raise DeniedError("access", "none", "the archive")
+
+
+def test_a_night_that_is_told_to_stop_leaves_its_summary(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    source, archive = source_of(tmp_path), tmp_path / "vault"
+    read = tasks.read_segments
+
+    def stop(store: Any, part: Any, room: Any) -> Any:
+        if "step-2" in store.url:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return read(store, part, room)
+
+    monkeypatch.setattr(tasks, "read_segments", stop)
+    options = ("--checkpoint-glob", "*/step-*", *SETTLED, *QUICK)
+    ran = Ran(capsys, "archive", source, archive, *options)
+    assert (ran.code, ran.json["error"]["kind"]) == (143, "stopped")
+    (stored,) = (archive / "jobs").iterdir()
+    assert {one["checkpoint"]: one["outcome"] for one in json.loads(stored.read_bytes())["checkpoints"]} == {
+        "llama/step-1": "archived",
+        "llama/step-2": "stopped",
+        "llama/step-3": "stopped",
+        "qwen/step-1": "stopped",
+    }
+    monkeypatch.undo()
+    assert Ran(capsys, "archive", source, archive, *options).json["outcomes"]["archived"] == 2
 
 
 def test_the_dry_run_tells_why_something_waits(tmp_path: Path, capsys: Capture) -> None:

@@ -16,7 +16,7 @@ import ray
 from operators.errors import ChangedError, DeniedError, InternalError, UsageError
 from pipeline import on_ray
 from pipeline.executors import SerialExecutor
-from pipeline.on_ray import RayExecutor, connect, why_waiting
+from pipeline.on_ray import RayExecutor, why_waiting
 from tests.processes import ROOT
 from tests.ray.cluster import Cluster
 from tests.ray.jobs import Deadly, Faulty, Loaded, Meeting, Refused, Squares
@@ -43,7 +43,6 @@ def test_every_item_has_one_outcome(address: str) -> None:
         (i, i * i) for i in items
     ]
     assert list(executor.run(Squares(), [])) == []
-    assert connect(address) == 2
 
 
 def test_nodes_work_side_by_side(address: str, tmp_path: Path) -> None:
@@ -129,6 +128,18 @@ def test_a_run_that_cannot_begin_says_so(
     caplog.clear()
     assert len(list(outcomes)) == 3
     assert caplog.messages == []  # the worker is at work
+
+
+def test_a_cluster_that_grows_from_nothing_is_used_as_it_grows(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `deploy/kubernetes/cluster.yaml` begins: a head without CPUs, no worker, an autoscaler that sees demand."""
+    seen, real = iter([0, 0, 1]), ray.cluster_resources
+    monkeypatch.setattr(on_ray, "NOTICE_SECONDS", 0.2)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": n} if (n := next(seen, 2)) < 2 else real())
+    outcomes = list(RayExecutor(address, 0, 2, 1, MEMORY).run(Squares(0.1), range(60)))
+    assert all(outcome.error is None for outcome in outcomes)
+    workers = [outcome.result[1] for outcome in outcomes if outcome.result]
+    assert len(set(workers[:3])) == 1
+    assert len(set(workers)) == 2
 
 
 def test_why_a_run_waits() -> None:
