@@ -1,7 +1,7 @@
 """Structured tensors as checkpoints have them, generated: for learning the shipped prior and for tests.
 
-Constants, upcasts, tied halves, padding, positions, masks, quantised weights, codebooks and noise; each is
-small, and the same for the same seed.
+Constants, upcasts, tied halves, padding, positions, masks, quantised weights, codebooks, waves, flags and noise;
+each is small, and the same for the same seed.
 """
 
 from __future__ import annotations
@@ -144,3 +144,18 @@ def structured(n_words: int = 1 << 18, seed: int = 7) -> Iterator[Structured]:
     scales_2d = np.exp(rng.standard_normal((512, 1)) * 0.5) * np.exp(rng.standard_normal(columns) * 0.5)
     scaled = weights(512, columns) * scales_2d
     yield Structured("rows and columns of own scale", "BF16", 512, columns, bf16(scaled))
+    rounded = np.rint(scaled / np.abs(scaled).max(1, keepdims=True) * 127).astype(np.int8)
+    yield Structured("weights in I8", "I8", 512, columns, rounded.view(np.uint8).reshape(-1))
+    yield Structured("weights in F64", "F64", 512, columns, scaled.reshape(-1).view(np.uint64))
+    positive = np.abs(scaled) * np.where(rng.random(scaled.shape) < 0.95, 1, -1)
+    yield Structured("mostly positive weights", "BF16", 512, columns, bf16(positive))
+    turns = 2 * np.pi / 256 * np.outer(np.arange(129), np.arange(256))
+    waves = np.concatenate((np.cos(turns), np.sin(turns))) * np.hanning(256)
+    yield Structured("windowed Fourier basis", "F32", 258, 256, f32(waves))
+    nibbles = np.clip(np.rint(rng.standard_normal(n_words // 32) * 1.2 + 8), 0, 15)
+    yield Structured("zero points", "I32", 32, nibbles.size // 8 // 32, packed(nibbles, 8, np.uint32))
+    walk = (1 << 20) + np.cumsum(rng.integers(-60, 60, n_words // 8))
+    yield Structured("walk of both signs", "I32", 1, walk.size, walk.astype(np.uint32))
+    places, draws = np.arange(n_words // 4), rng.random((2, n_words // 4))
+    flags = places >> 3 & 1 | (draws[0] < 0.5) << 1 | (places >> 9 & 1) << 2 | (draws[1] < 0.02) << 3
+    yield Structured("flags", "U8", 1, flags.size, flags.astype(np.uint8))

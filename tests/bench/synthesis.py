@@ -28,7 +28,7 @@ from synth.hole import Hole, Setting
 from synth.options import SearchOptions
 from synth.prior import Prior
 from synth.search import Search
-from synth.structured import bf16, f16, f32, structured
+from synth.structured import Structured, bf16, f16, f32, structured
 from synth.synthesis import synthesise
 from synth.template import Template, weigh
 from tests.bench.report import Table
@@ -175,8 +175,10 @@ def compare(names: Sequence[str] = NAMES, per_checkpoint: int = PER_CHECKPOINT) 
     calibration_s: list[float] = []
     for name in names:
         start = time.process_time()
-        own = calibrate([tensor.sample for tensor in tensors(name, 0, 16)], options, Prior.shipped())
+        known = tensors(name, 0, 16)
+        own = calibrate([tensor.sample for tensor in known], options, Prior.shipped())
         calibration_s.append(time.process_time() - start)
+        wins.update(name for tensor in known for name in winners(tensor.sample, own))
         for tensor in tensors(name, 16, per_checkpoint):
             case = searched(tensor, options, own)
             cases.append(case)
@@ -210,22 +212,29 @@ def searched(tensor: Tensor, options: SearchOptions, own: Prior) -> Case:
 def wins_per_production(wins: Mapping[str, int]) -> Table:
     """Set the wins on tensors of checkpoints beside the structured inputs that a production has a part in.
 
-    What wins nowhere is still in the catalogue for its cost of nothing where it does not apply, or should go: `none`.
+    What wins neither is to go.
     """
     inputs: dict[str, list[str]] = {}
     for tensor in structured():
-        found = synthesise(
-            tensor.words, dtype=tensor.dtype, rows=tensor.rows, columns=tensor.columns,
-            options=dataclasses.replace(load().recipe.synth, min_gain_ppm=0), prior=Prior.shipped(),
-        )  # fmt: skip
-        for name in dict.fromkeys(names_of(found.template)):
+        for name in winners(tensor, Prior.shipped()):
             inputs.setdefault(name, []).append(tensor.name)
     table = Table("Wins per production", ["production", "wins", "structured inputs", "such as"])
     names = dict.fromkeys(["lit", *(production.name for production in PRODUCTIONS)])
     for name in sorted(names, key=lambda name: -wins.get(name, 0)):
         some = inputs.get(name, [])
         table.rows.append([name, wins.get(name, 0), len(some), some[0] if some else "none"])
+    idle = [name for name in names if not wins.get(name) and name not in inputs]
+    table.passed[f"every production wins somewhere; without a win: {', '.join(idle) or 'none'}"] = not idle
     return table
+
+
+def winners(tensor: TensorSample | Structured, prior: Prior) -> Sequence[str]:
+    """Return the productions of the best program that a long search finds, each once."""
+    found = synthesise(
+        tensor.words, dtype=tensor.dtype, rows=tensor.rows, columns=tensor.columns, prior=prior,
+        options=dataclasses.replace(load().recipe.synth, budget=256, min_gain_ppm=0),
+    )  # fmt: skip
+    return list(dict.fromkeys(names_of(found.template)))
 
 
 def against_fixed(cases: Sequence[Case]) -> Table:
