@@ -371,6 +371,13 @@ def _() -> bytes:
     return safetensors(tensors)
 
 
+@case("C02-bytes-and-pairs")
+def _() -> bytes:
+    tensors: list[Entry] = [("pairs", "C64", [1600], noise(2, 12_800))]
+    tensors += [(name, name, [16, 512], noise(place, 8192)) for place, name in enumerate(("F8_E4M3", "F8_E5M2"))]
+    return safetensors([*tensors, ("scales", "F8_E8M0", [4096], bytes(118 + i % 7 for i in range(4096)))])
+
+
 @case("C04-sub-byte")
 def _() -> bytes:
     return safetensors(
