@@ -106,7 +106,9 @@ def timed(action: Callable[[], bytes]) -> tuple[float, bytes]:
 
 
 def main() -> None:
-    say(f"A real checkpoint, carried by an ordinary package: {CHECKPOINT}")
+    say("Kernels are compiled on the first run, and kept:")
+    step("ready", run([sys.executable, "-m", "operators.warm"]), "python -m operators.warm")
+    say(f"\nA real checkpoint, carried by an ordinary package: {CHECKPOINT}")
     file = path(CHECKPOINT)
     with tempfile.TemporaryDirectory() as scratch:
         digest = local(file, Path(scratch))
