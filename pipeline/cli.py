@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
     help_text = "read the packs of the last snapshot, too, and store again what is in damaged ones"
     archive.add_argument("--repair", action="store_true", help=help_text)
     archive.add_argument("--prior", metavar="FILE", help="prior of another checkpoint, instead of learning one")
-    archive.add_argument("--strict-format", action="store_true", help="a file with a faulty format fails")
+    archive.add_argument("--strict-format", action="store_true", help="a file with a faulty format or an alarm fails")
     archive.add_argument("--tag", action="append", default=[], help="tag the snapshot, for `prune --keep-tag`")
     archive.add_argument("--single-writer", action="store_true", help="accept a store that cannot refuse a taken key")
 

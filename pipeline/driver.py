@@ -52,6 +52,9 @@ from pipeline.tasks import ArchiveJob
 from pipeline.verify import VerifyJob, damaged_packs
 from synth.prior import Prior
 
+ALARM = "decode_mismatch"
+"""The reason of a warning that a record did not decode to what it was made of: a fault of the machine or of ours."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -171,7 +174,7 @@ class ArchiveRun:
             count("brevis_stored_bytes", new_pack_bytes(receipt.rows, earlier))
             failed += [Failed.of(key, error) for key, error in receipt.failures]
             summary.verified += len(receipt.rows)
-            summary.warnings += [Finding(where, "decode_mismatch", "stored as plain bytes") for where in receipt.alarms]
+            summary.warnings += [Finding(where, ALARM, "stored as plain bytes") for where in receipt.alarms]
         failed += self._changed(files, summary)
         summary.failures = list({failure.key: failure for failure in failed}.values())
         findings = tuple(
@@ -190,7 +193,8 @@ class ArchiveRun:
         rows += planned.unchanged
         now = time_text(datetime.now(UTC))
         snapshot = commit(self.archive, draft, rows, self.source.list, now)
-        summary.failures += self._strict(planned.warnings)
+        alarms = [found for found in summary.warnings if found.reason == ALARM]
+        summary.failures += self._strict([*planned.warnings, *alarms])
         return self._finished(summary, snapshot, started)
 
     def _damaged(self, base: Base, recipe: str, executor: Executor) -> list[Finding]:
@@ -213,7 +217,7 @@ class ArchiveRun:
         return self._finished(summary, snapshot, started)
 
     def _strict(self, faults: Iterable[Finding]) -> list[Failed]:
-        """Return the faults of formats as failures, where the user wants that; the files are archived all the same."""
+        """Return faults of formats and alarms as failures, where the user wants that; the files are archived anyway."""
         if not self.order.strict_format:
             return []
         next_step = "leave out --strict-format to accept it"

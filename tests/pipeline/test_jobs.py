@@ -420,6 +420,9 @@ def test_a_sabotaged_decoder_is_noticed_before_the_put(
     ran = Ran(capsys, "archive", source, tmp_path / "archive", *QUICK)
     assert ran.code == 0
     assert "decode_mismatch" in {item["reason"] for item in ran.json["warnings"]}
+    strict = Ran(capsys, "archive", source, tmp_path / "strict", *QUICK, "--strict-format")
+    assert (strict.code, {item["reason"] for item in strict.json["failures"]}) == (3, {"decode_mismatch"})
+    assert strict.json["content"] == ran.json["content"]
     monkeypatch.undo()
     assert Ran(capsys, "restore", tmp_path / "archive", tmp_path / "out").code == 0
     assert files_of(tmp_path / "out") == SMALL
