@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from operators.base import BLOCK_WORDS
 from operators.errors import FormatError, LimitError, UnsupportedError
+from operators.kernels.bits import packed_bytes
 from operators.kernels.fixed import HEAD_BYTES, STREAM_BYTES, decode_words, encode_words
 from operators.kernels.huffman import canonical_codes, decoding_tables, encoding_table
 from operators.wire import Reader
@@ -207,7 +208,7 @@ class Book:
 
 def room(n_words: int, width_bits: int) -> int:
     """Return the bytes of a buffer for any `n_words` coded words."""
-    return n_words * container(width_bits).itemsize + HEAD_BYTES * (n_words // BLOCK_WORDS + 1)
+    return packed_bytes(n_words, width_bits) + HEAD_BYTES * (n_words // BLOCK_WORDS + 1)
 
 
 @lru_cache(maxsize=256)

@@ -111,7 +111,7 @@ def test_lessons_are_the_same_in_any_order_and_few() -> None:
     first, second = Lessons(), Lessons()
     for some in words:
         first.add(some, "BF16")
-    for some in (*words[::-1], *words):
+    for some in (*words[::-1], *words[:5]):
         second.add(some, "BF16")
     assert first.learn().to_bytes() == second.learn().to_bytes()
     assert [len(known) for known in first._counts.values()] == [MOST_SAMPLES]
