@@ -1,6 +1,6 @@
 """The planning pass: a little of the tensors of every file, read once, before any task runs.
 
-It serves whoever has to choose before the work begins: what teaches a prior and codebooks takes the words of a
+It serves whoever has to choose before the work begins: what teaches codebooks takes the words of a
 `Sample`, what looks for duplicates takes a fingerprint for each segment. Where is read follows from the cuts of a file
 alone, never from its bytes nor from other files: equal files are sampled at equal places, and every driver of a
 run reads the same words.
