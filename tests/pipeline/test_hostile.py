@@ -5,6 +5,7 @@ Each is read by a process that may take 1 GiB of address space beyond what it ha
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 import os
@@ -15,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 
@@ -23,7 +26,7 @@ from operators.errors import LimitError
 from operators.program import Literal, Node, parse
 from operators.registry import OPERATORS_BY_NAME
 from pipeline import rows
-from pipeline.archive import find_snapshot, load_manifest
+from pipeline.archive import SNAPSHOT_BYTES_MAX, find_snapshot, load_manifest, snapshot_key
 from pipeline.rows import OFFSET_BYTES_MAX, Row, to_parquet
 from pipeline.segments.header import RANK_MAX
 from tests.forge import ROW, archive, objects_at, record, sound
@@ -83,6 +86,18 @@ def texts(column: str, n_bytes: int, n_rows: int) -> Objects:
         return archive([(row, data)], manifest=to_parquet([wordy] * n_rows))
 
 
+def columns(count: int) -> bytes:
+    """A table of so many columns, none of which we know."""
+    sink = io.BytesIO()
+    pq.write_table(pa.table({f"c{number}": pa.array([number]) for number in range(count)}), sink)
+    return sink.getvalue()
+
+
+def with_snapshot(data: bytes) -> Objects:
+    """A sound archive, but for what is in the place of its snapshot."""
+    return archive([sound()]) | {snapshot_key("forged", 1): data}
+
+
 def frame_of(n_bytes: int) -> bytes:
     """A frame that claims so many bytes, of which it holds some."""
     return zstandard.ZstdCompressor().compressobj(size=n_bytes).compress(bytes(1 << 17))
@@ -122,6 +137,9 @@ HOSTILE: dict[str, Callable[[], Objects]] = {
     "names of half a gigabyte in all": lambda: texts("file", 1 << 20, 520),
     "a manifest that is none": lambda: archive([sound()], manifest=b"PAR1" + bytes(1000) + b"PAR1"),
     "a manifest larger than any": lambda: archive([sound()], manifest_bytes=1 << 40),
+    "a manifest of thousands of columns": lambda: archive([sound()], manifest=columns(4000)),
+    "a snapshot larger than any": lambda: with_snapshot(b" " * (SNAPSHOT_BYTES_MAX + 1)),
+    "a snapshot of a million levels": lambda: with_snapshot(b"[" * 1_000_000),
     "a snapshot of a reader to come": lambda: archive([sound()], features=("to come",)),
 }
 
