@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from operators.words import Words
 from synth.books import (
     LAYOUTS,
     MAX_PARTS,
+    SHIPPED,
     CodebookSet,
     Counts,
     Family,
@@ -19,6 +22,7 @@ from synth.books import (
     sample_counts,
     take_samples,
 )
+from synth.learn import casts, learn_books, region
 from tests.bench.training import huffman_bits, plane
 from tests.checkpoints import path, read
 
@@ -182,6 +186,21 @@ def test_samples_look_at_the_byte_that_is_coded() -> None:
     few = np.array([0x8001, 0x7F80, 0x0080], np.uint16)
     assert list(np.flatnonzero(sample_counts(few, LAYOUTS["BF16"]))) == [0, 1, 255]
     assert sample_counts(words[:0], LAYOUTS["BF16"]).sum() == 0
+
+
+def test_books_of_the_package_are_learned_from_samples_and_say_so() -> None:
+    rng = np.random.default_rng(4)
+    tensors = [rng.normal(0, scale, (64, 64)).astype(np.float32) for scale in (0.02, 0.3)]
+    samples = [region(words, dtype, one.shape) for one in tensors for dtype, words in casts(one)]
+    made = learn_books(samples, [{"file": "a", "sha256": "b"}])
+    assert made == learn_books(samples, [{"file": "a", "sha256": "b"}])
+    assert json.loads(made)["provenance"] == [{"file": "a", "sha256": "b"}]
+    books = CodebookSet.load(bytes.fromhex(json.loads(made)["books"]))
+    dtypes = {"F32", "BF16", "F16", "F8_E4M3", "F8_E5M2", "I8"}
+    assert set(books.families) == set(CodebookSet.shipped().families) == {(dtype, "weight") for dtype in dtypes}
+    for source in json.loads(SHIPPED.read_bytes())["provenance"]:
+        assert source.keys() == {"file", "package", "sha256"}
+        assert len(source["sha256"]) == 64
 
 
 def test_a_set_is_stored_and_checked() -> None:
