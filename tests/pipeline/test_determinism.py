@@ -16,12 +16,13 @@ import pytest
 from tests.cases import bf16, noise, safetensors
 
 ROOT = Path(__file__).parents[2]
-WIDE = np.random.default_rng(4).standard_normal(640).astype(np.float32)
+FLOATS = np.random.default_rng(4).standard_normal(1600).astype(np.float32)
 SOURCE = {
     "a.safetensors": safetensors(
         [
             ("weights", "BF16", [40, 16], bf16(1, 640)),
-            ("wide", "F32", [20, 32], WIDE.tobytes()),
+            ("wide", "F32", [20, 32], FLOATS[:640].tobytes()),
+            ("upcast", "F32", [50, 32], (FLOATS.view(np.uint32) & np.uint32(0xFFFF0000)).tobytes()),
             ("mask", "BOOL", [32, 32], np.tril(np.ones((32, 32), np.uint8)).tobytes()),
             ("step", "I64", [1], bytes([57, 48, 0, 0, 0, 0, 0, 0])),
         ],
@@ -30,7 +31,7 @@ SOURCE = {
     "b.safetensors": safetensors(
         [
             ("twin", "BF16", [40, 16], bf16(1, 640)),
-            ("positions", "I64", [64], np.arange(64).tobytes()),
+            ("positions", "I64", [500], np.arange(500).tobytes()),
             ("zeros", "F16", [300], bytes(600)),
         ]
     ),
@@ -49,7 +50,7 @@ if __name__ == "__main__":
             def shuffled(self, job, items, run=kind.run):
                 return run(self, job, random.Random(int(seed)).sample(items, len(items)))
             kind.run = shuffled
-    options = ["--workers", workers, "--set", "task_bytes=2KiB", "--set", "synth.budget=3"]
+    options = ["--workers", workers, "--set", "task_bytes=2KiB", "--set", "synth.budget=6"]
     sys.exit(main(["archive", source, archive, *options, "--no-progress"]))
 """
 """With its tasks in another order where there is a seed."""
