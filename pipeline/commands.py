@@ -31,7 +31,7 @@ from pipeline.archive import (
 from pipeline.executors import Executor, local_executor
 from pipeline.reading import ArchivedFile, Tensors, archived_files, check_file, range_bytes
 from pipeline.report import Report, printable
-from pipeline.restore import RestoreJob, write_tensor
+from pipeline.restore import RestoreJob, restore_files, write_tensor
 from pipeline.retention import checked_tags, tags_of
 from pipeline.rows import Row
 from pipeline.snapshots import Snapshot
@@ -179,28 +179,27 @@ def restore(arguments: argparse.Namespace, report: Report) -> int:
 def _restore_files(
     arguments: argparse.Namespace, report: Report, run: Run, items: list[ArchivedFile], summary: Summary
 ) -> None:
-    target = open_store(arguments.target, run.storage_options)
-    refused = target.refused_keys([item.entry.key for item in items])
+    job = RestoreJob(arguments.archive, arguments.target, dict(run.storage_options), arguments.overwrite)
+    refused = job.open_target().refused_keys([item.entry.key for item in items])
     for key, path_error in refused.items():
         summary.failures.append(Failed.of(key, path_error))
     items = [item for item in items if item.entry.key not in refused]
-    job = RestoreJob(arguments.archive, arguments.target, dict(run.storage_options), arguments.overwrite)
     restored: list[Row] = []
     with report.progress("restore", run.progress_seconds, sum(item.n_bytes for item in items)) as progress:
-        for outcome in _executor(arguments, run).run(job, items):
-            progress.add(outcome.item.n_bytes)
+        for outcome in restore_files(job, items, _executor(arguments, run), run.retries, progress.add):
             progress.note(f"{outcome.item.entry.key}: {outcome.error or 'restored'}")
             if outcome.error is not None:
                 if not arguments.keep_going:
                     raise outcome.error
                 summary.failures.append(Failed.of(outcome.item.entry.key, outcome.error))
-            elif outcome.result is not None:
-                summary.files += 1
-                summary.tensors += sum(row.n_tensors for row in outcome.item.rows)
-                summary.segments += outcome.result.segments
-                summary.verified += outcome.result.segments
-                summary.source_bytes += outcome.item.n_bytes
-                restored += outcome.item.rows
+                continue
+            rows = outcome.item.rows
+            summary.files += 1
+            summary.tensors += sum(row.n_tensors for row in rows)
+            summary.segments += len(rows)
+            summary.verified += len(rows)
+            summary.source_bytes += outcome.item.n_bytes
+            restored += rows
     summary.stored_bytes = record_bytes(restored)
 
 

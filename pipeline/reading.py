@@ -166,12 +166,19 @@ class Decoder:
             place[:] = np.frombuffer(self.decode(row, record), np.uint8)[first : first + place.size]
 
 
-def records_ahead(archive: SourceStore, rows: Sequence[Row]) -> Iterator[Record]:
-    """Yield each row with its record; the next are read while the caller works, where they are many."""
-    if sum(row.stored_bytes or 0 for row in rows) <= WINDOW_BYTES:
-        yield from read_records(archive, rows)
-        return
-    for window in ahead(record_windows(archive, rows, (Room(), Room()))):
+def records_ahead(archive: SourceStore, rows: Sequence[Row], rooms: Sequence[Room] = ()) -> Iterator[Record]:
+    """Yield each row with its record; the next are read while the caller works, where they are many.
+
+    Parameters
+    ----------
+    archive : SourceStore
+    rows : sequence of Row
+    rooms : sequence of Room
+        Two, to be read into; by default their own.
+    """
+    windows = record_windows(archive, rows, rooms or (Room(), Room()))
+    are_many = sum(row.stored_bytes or 0 for row in rows) > WINDOW_BYTES
+    for window in ahead(windows) if are_many else windows:
         yield from window
 
 

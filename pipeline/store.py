@@ -21,11 +21,10 @@ import contextlib
 import os
 import re
 import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol, Self, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -45,6 +44,7 @@ SPOOL_PREFIX, SPOOL_SUFFIX = ".brevis-", ".part"
 Listing: TypeAlias = "list[ObjectInfo]"
 Leftovers: TypeAlias = "list[Dated]"
 Buffers: TypeAlias = list[memoryview]
+Data: TypeAlias = bytes | memoryview
 Range: TypeAlias = tuple[int, int]
 
 
@@ -111,30 +111,40 @@ class Scope:
         return key == self.stem if self.single else key.startswith(self.stem)
 
 
-class ObjectWriter(Protocol):
-    """Writes one object front to back; nothing is visible under its key before `commit`.
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """An object that processes write, each stretches of it, and one publishes: plain data, which travels.
 
-    A context manager: leaving it without `commit` is `abort`.
+    Attributes
+    ----------
+    key : str
+    n_bytes : int
+        Size of the whole object.
+    overwrite : bool
+        Whether publishing may replace an object.
+    step_bytes : int
+        Where one stretch ends and another begins is a multiple of this.
+    name : str
+        Of the temporary file, or id of the upload in parts.
+    write_id : str
+        Tells this object from one that another writer publishes under the key, where the store keeps such an id.
     """
 
-    def write(self, data: bytes | memoryview) -> None:
-        """Append `data`; the caller keeps the buffer and may reuse it at once."""
+    key: str
+    n_bytes: int
+    overwrite: bool
+    step_bytes: int
+    name: str
+    write_id: str = ""
 
-    def commit(self) -> None:
-        """Publish atomically and durably.
 
-        Raises
-        ------
-        ExistsError
-            The key is taken and `overwrite` was false.
-        """
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Bytes `begin` to `end` of a staged object, which are stored; `etag` is what the store calls them."""
 
-    def abort(self) -> None:
-        """Leave nothing behind; harmless after `commit` or a second time."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exc: object) -> None: ...
+    begin: int
+    end: int
+    etag: str = ""
 
 
 class SourceStore(Protocol):
@@ -227,8 +237,16 @@ class Store(SourceStore, Protocol):
             The folder is missing or full: it is no fault of the store.
         """
 
-    def create(self, key: str, *, overwrite: bool, n_bytes: int | None = None) -> ObjectWriter:
-        """A writer for one object; `n_bytes`, where known, sizes the parts of an upload.
+    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool) -> None:
+        """Write one object; nothing is visible under its key before all of it is there, or if `data` raises.
+
+        Parameters
+        ----------
+        key : str
+        data : iterable of bytes-like
+            `n_bytes` in order; each piece may change once the next is asked for.
+        n_bytes : int
+        overwrite : bool
 
         Raises
         ------
@@ -236,7 +254,48 @@ class Store(SourceStore, Protocol):
             The key is taken and `overwrite` is false.
         PathError
             The key cannot be a path below the root.
+        StoreError
+            `data` has another size.
         """
+
+    def stage(self, key: str, *, n_bytes: int, overwrite: bool) -> Staged | None:
+        """Begin an object that several processes write, or return None where the store knows one writer alone.
+
+        Raises
+        ------
+        ExistsError, PathError
+            As of `write`.
+        """
+
+    def write_stretch(self, staged: Staged, begin: int, end: int, data: Iterable[Data]) -> tuple[Stretch, ...]:
+        """Write bytes `begin` to `end` of a staged object; once more writes the same bytes to the same place.
+
+        Returns
+        -------
+        tuple of Stretch
+            What is stored, durably; it tiles `begin` to `end`.
+
+        Raises
+        ------
+        NotFoundError
+            It was published or abandoned.
+        StoreError
+            `data` has another size.
+        """
+
+    def publish(self, staged: Staged, stretches: Iterable[Stretch]) -> None:
+        """Make a staged object visible, atomically and durably.
+
+        Raises
+        ------
+        ExistsError
+            The key is taken and `overwrite` was false.
+        StoreError
+            The stretches are not all of it.
+        """
+
+    def abandon(self, staged: Staged) -> None:
+        """Leave nothing of a staged object that is not published; harmless a second time."""
 
     def delete(self, key: str) -> None:
         """Remove an object; absent is fine. Only for a caller's own probes, files it may overwrite, prune and gc."""
@@ -269,35 +328,41 @@ class Store(SourceStore, Protocol):
         """Whether `put_new` really refuses a taken key. A store that ignores it cannot hold a commit safely."""
 
 
-class WriterBase(ABC):
-    """The context-manager half of an `ObjectWriter`."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.abort()
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Leave nothing behind."""
-
-
 class StoreBase:
-    """What every `Store` builds from its own ``create``, ``put_new`` and ``delete``."""
+    """What every `Store` builds from its own ``put_new``, ``delete`` and the four verbs of a staged object."""
+
+    def write(self: Store, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool) -> None:
+        """See `Store.write`: a staged object that one process writes."""
+        staged = self.stage(key, n_bytes=n_bytes, overwrite=overwrite)
+        assert staged is not None
+        try:
+            self.publish(staged, self.write_stretch(staged, 0, n_bytes, data))
+        except BaseException:
+            self.abandon(staged)
+            raise
+
+    def stage(self, key: str, *, n_bytes: int, overwrite: bool) -> Staged | None:
+        """See `Store.stage`: a store of one writer, which has a `write` of its own."""
+        return None
+
+    def write_stretch(self, staged: Staged, begin: int, end: int, data: Iterable[Data]) -> tuple[Stretch, ...]:
+        """Never called: nothing is staged here."""
+        raise NotImplementedError
+
+    def publish(self, staged: Staged, stretches: Iterable[Stretch]) -> None:
+        """Never called: nothing is staged here."""
+        raise NotImplementedError
+
+    def abandon(self, staged: Staged) -> None:
+        """Never called: nothing is staged here."""
+        raise NotImplementedError
 
     def put(self: Store, key: str, data: bytes | Path) -> None:
         """Write a content-named object whole."""
-        n_bytes = data.stat().st_size if isinstance(data, Path) else len(data)
-        with self.create(key, overwrite=True, n_bytes=n_bytes) as writer:
-            if isinstance(data, Path):
-                with data.open("rb", buffering=0) as file:
-                    copied = copy_into(writer, file)
-                if copied != n_bytes:
-                    raise StoreError(f"{n_bytes} bytes of {data.name}", f"{copied}", key, "it changed while read")
-            else:
-                writer.write(data)
-            writer.commit()
+        if isinstance(data, Path):
+            self.write(key, pieces_of(data), n_bytes=data.stat().st_size, overwrite=True)
+        else:
+            self.write(key, [data], n_bytes=len(data), overwrite=True)
 
     def spool(self, scratch_dir: str) -> Path:
         """Make an empty file that only this user may read."""
@@ -330,14 +395,38 @@ def get_whole(store: SourceStore, key: str, max_bytes: int) -> bytes:
     return bytes(store.get_ranges(info, [(0, info.n_bytes)])[0])
 
 
-def copy_into(writer: ObjectWriter, file: IO[bytes]) -> int:
-    """Copy a file to its end; the number of bytes copied."""
+def pieces_of(path: Path) -> Iterator[memoryview]:
+    """Yield the bytes of a file; each piece lasts until the next is asked for."""
     buffer = memoryview(bytearray(COPY_BYTES))
-    n_bytes = 0
-    while n_read := file.readinto(buffer):  # type: ignore[attr-defined]
-        writer.write(buffer[:n_read])
-        n_bytes += n_read
-    return n_bytes
+    with path.open("rb", buffering=0) as file:
+        while n_read := file.readinto(buffer):
+            yield buffer[:n_read]
+
+
+def exactly(data: Iterable[Data], n_bytes: int, where: str) -> Iterator[memoryview]:
+    """Yield `data` as long as it has `n_bytes`. Raises StoreError where it has more or fewer."""
+    found = 0
+    for piece in data:
+        found += len(piece)
+        if found > n_bytes:
+            break
+        yield memoryview(piece).cast("B")
+    if found != n_bytes:
+        more = "or more" if found > n_bytes else "in all"
+        raise StoreError(f"{n_bytes} bytes", f"{found} {more}", where, "it changed while read: run again")
+
+
+def check_tiles(staged: Staged, stretches: Iterable[Stretch]) -> list[Stretch]:
+    """Return the stretches in order. Raises StoreError unless they are all of the object."""
+    tiles = sorted(stretches, key=lambda stretch: stretch.begin)
+    end = 0
+    for tile in tiles:
+        if tile.begin != end:
+            break
+        end = tile.end
+    if end != staged.n_bytes:
+        raise StoreError(f"all of {staged.n_bytes} bytes", f"none at {end}", staged.key, "run again")
+    return tiles
 
 
 # -- keys and ranges ----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,18 +19,18 @@ import fsspec.core
 from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError, UsageError
 from pipeline.store import (
     Buffers,
+    Data,
     Dated,
     Leftovers,
     Listing,
     ObjectInfo,
-    ObjectWriter,
     Range,
     Room,
     Scope,
     StoreBase,
-    WriterBase,
     check_ranges,
     coalesce,
+    exactly,
     get_whole,
     key_order,
     safe_local_path,
@@ -215,14 +215,18 @@ class FsspecStore(StoreBase, FsspecSource):
             else:
                 files.pipe_file(path, data)
 
-    def create(self, key: str, *, overwrite: bool, n_bytes: int | None = None) -> ObjectWriter:
-        """See `Store.create`: spooled here, put whole on commit."""
+    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool) -> None:
+        """See `Store.write`: gathered here, beyond 16 MiB in a temporary file, and put whole."""
         files, _ = self._connected()
         path = self._full(key)
         with _typed(key):
             if not overwrite and files.exists(path):
                 raise ExistsError("a free key", "an object", key)
-        return _SpooledWriter(self, key, overwrite=overwrite)
+        with tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as spool:
+            for piece in exactly(data, n_bytes, key):
+                spool.write(piece)
+            spool.seek(0)
+            self._put(key, spool.read(), overwrite=overwrite)
 
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
@@ -250,25 +254,6 @@ class FsspecStore(StoreBase, FsspecSource):
             except PathError as error:
                 refused[key] = error
         return refused
-
-
-class _SpooledWriter(WriterBase):
-    """Holds an object in memory, beyond 16 MiB in a temporary file, and puts it whole."""
-
-    def __init__(self, store: FsspecStore, key: str, *, overwrite: bool) -> None:
-        self._store, self._key, self._overwrite = store, key, overwrite
-        self._spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115  # closed by abort
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._spool.write(data)
-
-    def commit(self) -> None:
-        self._spool.seek(0)
-        self._store._put(self._key, self._spool.read(), overwrite=self._overwrite)
-        self._spool.close()
-
-    def abort(self) -> None:
-        self._spool.close()
 
 
 def _info(key: str, info: Mapping[str, Any]) -> ObjectInfo:

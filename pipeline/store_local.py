@@ -8,7 +8,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError
@@ -16,19 +16,22 @@ from pipeline.store import (
     SPOOL_PREFIX,
     SPOOL_SUFFIX,
     Buffers,
+    Data,
     Dated,
     Leftovers,
     Listing,
     ObjectInfo,
-    ObjectWriter,
     Range,
     Room,
     Scope,
+    Staged,
     StoreBase,
-    WriterBase,
+    Stretch,
     absolute_url,
     check_ranges,
+    check_tiles,
     clashing_keys,
+    exactly,
     get_whole,
     key_order,
     safe_local_path,
@@ -36,7 +39,8 @@ from pipeline.store import (
 )
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_STAGED_FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_CREAT | os.O_EXCL | _STAGED_FILE
 SYNC_BYTES = 64 << 20
 """Bytes after which what was written is sent to the disk, so that publishing a large file does not wait for all."""
 _NO_FILE = "not a file: "
@@ -188,21 +192,81 @@ class LocalStore(StoreBase, LocalSource):
 
     def put_new(self, key: str, data: bytes) -> None:
         """See `Store.put_new`: a temporary file, fsync, hard link, fsync of the folder."""
-        with self._writer(key, overwrite=False, follow_links=True) as writer:
-            writer.write(data)
-            writer.commit()
+        self.write(key, [data], n_bytes=len(data), overwrite=False)
 
-    def create(self, key: str, *, overwrite: bool, n_bytes: int | None = None) -> ObjectWriter:
-        """See `Store.create`; refuses to pass through a symbolic link below the root."""
-        return self._writer(key, overwrite=overwrite, follow_links=False)
-
-    def _writer(self, key: str, *, overwrite: bool, follow_links: bool) -> ObjectWriter:
+    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool) -> None:
+        """See `Store.write`; the object that marks a folder holds no bytes, and is a folder."""
+        if not key.endswith("/"):
+            super().write(key, data, n_bytes=n_bytes, overwrite=overwrite)
+            return
         parts = safe_local_path(self._scope.folder, key)
+        if n_bytes:
+            raise PathError("no bytes in a folder", f"{n_bytes}", key, "use an object store as the target")
+        if not overwrite and Path(self._scope.folder, *parts).exists():
+            raise ExistsError("a free key", "an object", key)
         with _typed(key, "a folder to write to"):
-            if key.endswith("/"):
-                return _FolderWriter(self._scope.folder, parts, key, overwrite=overwrite)
-            folder = _open_folder(self._scope.folder, parts[:-1], key, follow_links=follow_links)
-            return _FileWriter(folder, parts[-1], key, overwrite=overwrite)
+            os.close(_open_folder(self._scope.folder, parts, key))
+
+    def stage(self, key: str, *, n_bytes: int, overwrite: bool) -> Staged:
+        """See `Store.stage`: a temporary file in the folder of the target, which no symbolic link may lead to."""
+        staged = Staged(key, n_bytes, overwrite, 1, _temporary_name())
+        with self._folder_of(staged) as (folder, name):
+            if not overwrite and _exists(name, folder):
+                raise ExistsError("a free key", "an object", key)  # before the work, not after; publishing decides
+            os.close(os.open(staged.name, _NEW_FILE, 0o666, dir_fd=folder))
+        return staged
+
+    def write_stretch(self, staged: Staged, begin: int, end: int, data: Iterable[Data]) -> tuple[Stretch, ...]:
+        """See `Store.write_stretch`."""
+        with self._folder_of(staged) as (folder, _):
+            try:
+                file = os.open(staged.name, _STAGED_FILE, dir_fd=folder)
+            except FileNotFoundError as error:
+                step = "restore into a folder that every worker sees"
+                raise NotFoundError("the file that is being written", "none", staged.key, step) from error
+        try:
+            place, synced = begin, begin
+            for view in exactly(data, end - begin, staged.key):
+                with _typed(staged.key):
+                    _write_at(file, view, place)
+                    place += len(view)
+                    if place - synced >= SYNC_BYTES:  # while others may have something to compute
+                        os.fdatasync(file)
+                        synced = place
+            with _typed(staged.key):
+                os.fsync(file)
+        finally:
+            os.close(file)
+        return (Stretch(begin, end),)
+
+    def publish(self, staged: Staged, stretches: Iterable[Stretch]) -> None:
+        """See `Store.publish`: linked into place, or renamed where it may replace a file."""
+        check_tiles(staged, stretches)
+        with self._folder_of(staged) as (folder, name):
+            if staged.overwrite:
+                os.rename(staged.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+            else:
+                os.link(staged.name, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+                os.unlink(staged.name, dir_fd=folder)
+            os.fsync(folder)
+
+    def abandon(self, staged: Staged) -> None:
+        """See `Store.abandon`."""
+        with contextlib.suppress(StoreError), self._folder_of(staged) as (folder, _):
+            os.unlink(staged.name, dir_fd=folder)
+
+    @contextlib.contextmanager
+    def _folder_of(self, staged: Staged) -> Iterator[tuple[int, str]]:
+        """Open the folder of a staged file, and make it where it is absent; the name that the file will have."""
+        parts = safe_local_path(self._scope.folder, staged.key)
+        if staged.key.endswith("/"):
+            raise PathError("a key that names a file", "that of a folder", staged.key)
+        with _typed(staged.key, "a folder to write to"):
+            folder = _open_folder(self._scope.folder, parts[:-1], staged.key)
+            try:
+                yield folder, parts[-1]
+            finally:
+                os.close(folder)
 
     def spool(self, scratch_dir: str) -> Path:
         """See `Store.spool`: without a folder of the user's choice it is a file beside the objects."""
@@ -220,7 +284,7 @@ class LocalStore(StoreBase, LocalSource):
             return
         parts = safe_local_path(self._scope.folder, key)
         with _typed(key):
-            folder = _open_folder(self._scope.folder, parts[:-1], key, follow_links=False)
+            folder = _open_folder(self._scope.folder, parts[:-1], key)
             try:
                 _sync(data)
                 os.rename(data, parts[-1], dst_dir_fd=folder)
@@ -278,7 +342,7 @@ class LocalStore(StoreBase, LocalSource):
         """Whether two names that differ in case are one file here, found by asking for one of them."""
         name = f"{SPOOL_PREFIX}{secrets.token_hex(8)}a{SPOOL_SUFFIX}"
         with _typed(self._scope.folder):
-            folder = _open_folder(self._scope.folder, [], "", follow_links=True)
+            folder = _open_folder(self._scope.folder, [], "")
             try:
                 os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600, dir_fd=folder))
                 try:
@@ -292,77 +356,14 @@ class LocalStore(StoreBase, LocalSource):
         return True
 
 
-class _FileWriter(WriterBase):
-    """A temporary file in the folder of the target, linked or renamed into place."""
-
-    def __init__(self, folder: int, name: str, key: str, *, overwrite: bool) -> None:
-        self._folder, self._name, self._key, self._overwrite = folder, name, key, overwrite
-        self._temp = _temporary_name()
-        self._file = -1
-        self._unsynced_bytes = 0
-        try:
-            if not overwrite and _exists(name, folder):
-                raise ExistsError("a free key", "an object", key)  # before the work, not after; commit decides
-            self._file = os.open(self._temp, _NEW_FILE, 0o666, dir_fd=folder)
-        except BaseException:
-            os.close(folder)
-            raise
-
-    def write(self, data: bytes | memoryview) -> None:
-        view = memoryview(data).cast("B")
-        self._unsynced_bytes += len(view)
-        with _typed(self._key):
-            while view:
-                view = view[os.write(self._file, view) :]
-            if self._unsynced_bytes >= SYNC_BYTES:  # while the caller may have something to compute
-                os.fdatasync(self._file)
-                self._unsynced_bytes = 0
-
-    def commit(self) -> None:
-        with _typed(self._key):
-            os.fsync(self._file)
-            if self._overwrite:
-                os.rename(self._temp, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-            else:
-                os.link(self._temp, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder, follow_symlinks=False)
-                os.unlink(self._temp, dir_fd=self._folder)
-            os.fsync(self._folder)
-        self._close()
-
-    def abort(self) -> None:
-        if self._file >= 0:
-            with contextlib.suppress(OSError):
-                os.unlink(self._temp, dir_fd=self._folder)
-            self._close()
-
-    def _close(self) -> None:
-        os.close(self._file)
-        os.close(self._folder)
-        self._file = -1
-
-
-class _FolderWriter(WriterBase):
-    """The object that marks a folder: it holds no bytes, and is a folder."""
-
-    def __init__(self, root: str, parts: list[str], key: str, *, overwrite: bool) -> None:
-        self._root, self._parts, self._key = root, parts, key
-        if not overwrite and Path(root, *parts).exists():
-            raise ExistsError("a free key", "an object", key)
-
-    def write(self, data: bytes | memoryview) -> None:
-        if len(data):
-            raise PathError("no bytes in a folder", f"{len(data)}", self._key, "use an object store as the target")
-
-    def commit(self) -> None:
-        with _typed(self._key):
-            os.close(_open_folder(self._root, self._parts, self._key, follow_links=False))
-
-    def abort(self) -> None:
-        """Nothing was made."""
-
-
 def _temporary_name() -> str:
     return f"{SPOOL_PREFIX}{secrets.token_hex(8)}{SPOOL_SUFFIX}"
+
+
+def _write_at(file: int, view: memoryview, place: int) -> None:
+    while view:
+        n_written = os.pwrite(file, view, place)
+        view, place = view[n_written:], place + n_written
 
 
 def _sync(path: Path) -> None:
@@ -373,14 +374,14 @@ def _sync(path: Path) -> None:
         os.close(file)
 
 
-def _open_folder(root: str, parts: Sequence[str], key: str, *, follow_links: bool) -> int:
+def _open_folder(root: str, parts: Sequence[str], key: str) -> int:
     """Open, and make where absent, the folders from `root` down; a descriptor that no rename can redirect."""
     Path(root).mkdir(parents=True, exist_ok=True)
     folder = os.open(root, _FOLDER)
     for part in parts:
         try:
             try:
-                below = os.open(part, _FOLDER | (0 if follow_links else os.O_NOFOLLOW), dir_fd=folder)
+                below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
             except FileNotFoundError:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(part, dir_fd=folder)

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -33,18 +34,21 @@ from operators.errors import (
 from pipeline.store import (
     MAX_REQUEST_BYTES,
     Buffers,
+    Data,
     Dated,
     Leftovers,
     Listing,
     ObjectInfo,
-    ObjectWriter,
     Range,
     Room,
     Scope,
+    Staged,
     StoreBase,
-    WriterBase,
+    Stretch,
     check_ranges,
+    check_tiles,
     coalesce,
+    exactly,
     key_order,
     taken,
 )
@@ -336,13 +340,80 @@ class S3Store(StoreBase, S3Source):
             else:
                 return
 
-    def create(self, key: str, *, overwrite: bool, n_bytes: int | None = None) -> ObjectWriter:
-        """See `Store.create`. One PUT, or an upload in parts that a failure aborts."""
+    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool) -> None:
+        """See `Store.write`. One PUT, or an upload in parts that a failure aborts."""
+        if n_bytes > part_bytes(n_bytes):
+            super().write(key, data, n_bytes=n_bytes, overwrite=overwrite)
+            return
+        self._check_key(key, overwrite=overwrite)
+        self._put_object(key, b"".join(map(bytes, exactly(data, n_bytes, key))), overwrite=overwrite)
+
+    def stage(self, key: str, *, n_bytes: int, overwrite: bool) -> Staged:
+        """See `Store.stage`: an upload in parts, in which each byte has its part from the start."""
+        self._check_key(key, overwrite=overwrite)
+        step_bytes, write_id = part_bytes(n_bytes), secrets.token_hex(16)
+        upload = self._call("create_multipart_upload", key, Metadata={"write-id": write_id})["UploadId"]
+        return Staged(key, n_bytes, overwrite, step_bytes, upload, write_id)
+
+    def write_stretch(self, staged: Staged, begin: int, end: int, data: Iterable[Data]) -> tuple[Stretch, ...]:
+        """See `Store.write_stretch`; parts are sent while the next ones are made."""
+        target = {"Key": self._full(staged.key), "UploadId": staged.name}
+        loop = self._connected().loop
+        pending: deque[tuple[int, int, Future[Any]]] = deque()
+        stored: list[Stretch] = []
+
+        def settle() -> None:
+            start, stop, part = pending[0]
+            stored.append(Stretch(start, stop, part.result()["ETag"]))
+            pending.popleft()
+
+        start = begin
+        try:
+            for body in _parts(exactly(data, end - begin, staged.key), staged.step_bytes):
+                if len(pending) == _PARTS_AT_ONCE:
+                    settle()
+                request = {**target, "PartNumber": start // staged.step_bytes + 1, "Body": body}
+                work = self._request("upload_part", f"{staged.key}@{start}", request)
+                pending.append((start, start + len(body), asyncio.run_coroutine_threadsafe(work, loop)))
+                start += len(body)
+            while pending:
+                settle()
+        finally:
+            for _, _, part in pending:
+                part.cancel()
+            for _, _, part in pending:
+                with contextlib.suppress(Exception, asyncio.CancelledError):
+                    part.result()
+        return tuple(stored)
+
+    def publish(self, staged: Staged, stretches: Iterable[Stretch]) -> None:
+        """See `Store.publish`: the upload is completed."""
+        tiles = check_tiles(staged, stretches)
+        parts = [{"PartNumber": tile.begin // staged.step_bytes + 1, "ETag": tile.etag} for tile in tiles]
+        request = {"UploadId": staged.name, "MultipartUpload": {"Parts": parts}}
+        request |= self._condition(overwrite=staged.overwrite)
+        if not staged.overwrite and self._exists(staged.key):  # radosgw does not know the condition on this request
+            raise ExistsError("a free key", "an object", staged.key)
+        try:
+            self._call("complete_multipart_upload", staged.key, **request)
+        except (NotFoundError, ExistsError):
+            # Where the reply to a first try was lost, the upload is gone because it was completed.
+            if self._call("head_object", staged.key).get("Metadata", {}).get("write-id") != staged.write_id:
+                raise
+        found = self.head(staged.key).n_bytes
+        if found != staged.n_bytes:
+            raise StoreError(f"{staged.n_bytes} bytes", f"{found}", staged.key, "the store lost a part: run again")
+
+    def abandon(self, staged: Staged) -> None:
+        """See `Store.abandon`; the bucket's rule for unfinished uploads is the second line."""
+        with contextlib.suppress(StoreError):
+            self._call("abort_multipart_upload", staged.key, UploadId=staged.name)
+
+    def _check_key(self, key: str, *, overwrite: bool) -> None:
         for error in self.refused_keys([key]).values():
             raise error
         if not overwrite and self._exists(key):
-            raise ExistsError("a free key", "an object", key)  # before the work, not after; commit decides
-        return _S3Writer(self, key, overwrite=overwrite, n_bytes=n_bytes)
+            raise ExistsError("a free key", "an object", key)  # before the work, not after; publishing decides
 
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
@@ -391,98 +462,24 @@ class S3Store(StoreBase, S3Source):
         return True
 
 
-class _S3Writer(WriterBase):
-    """Collects parts and sends them while the caller prepares the next; nothing exists before `commit`."""
-
-    def __init__(self, store: S3Store, key: str, *, overwrite: bool, n_bytes: int | None) -> None:
-        self._store, self._key, self._overwrite, self._planned_bytes = store, key, overwrite, n_bytes
-        self._part = bytearray()
-        self._upload: str | None = None
-        self._write_id = secrets.token_hex(16)
-        self._pending: dict[int, Future[Any]] = {}
-        self._parts: dict[int, str] = {}
-        self._n_parts = 0
-        self._n_bytes = 0
-        self._open = True
-
-    def write(self, data: bytes | memoryview) -> None:
-        view = memoryview(data).cast("B")
-        while view:
-            room = part_bytes(self._n_parts, self._planned_bytes) - len(self._part)
-            self._part += view[:room]
-            view = view[room:]
-            if view:  # more follows, so this part is not the last
-                self._send()
-
-    def commit(self) -> None:
-        if self._upload is None:
-            self._store._put_object(self._key, bytes(self._part), overwrite=self._overwrite)
-            self._open = False
-            return
-        self._send()
-        self._collect(0)
-        parts = [{"PartNumber": n, "ETag": etag} for n, etag in sorted(self._parts.items())]
-        request = {"UploadId": self._upload, "MultipartUpload": {"Parts": parts}}
-        request |= self._store._condition(overwrite=self._overwrite)
-        self._complete(request)
-        self._open = False
-        found = self._store.head(self._key).n_bytes
-        if found != self._n_bytes:
-            raise StoreError(f"{self._n_bytes} bytes", f"{found}", self._key, "the store lost a part: run again")
-
-    def _complete(self, request: Mapping[str, Any]) -> None:
-        store = self._store
-        if not self._overwrite and store._exists(self._key):  # radosgw does not know the condition on this request
-            raise ExistsError("a free key", "an object", self._key)
-        try:
-            store._call("complete_multipart_upload", self._key, **request)
-        except (NotFoundError, ExistsError):
-            # Where the reply to a first try was lost, the upload is gone because it was completed.
-            if store._call("head_object", self._key).get("Metadata", {}).get("write-id") != self._write_id:
-                raise
-
-    def abort(self) -> None:
-        if not self._open:
-            return
-        self._open = False
-        for part in self._pending.values():
-            part.cancel()
-        for part in self._pending.values():
-            with contextlib.suppress(Exception, asyncio.CancelledError):
-                part.result()
-        if self._upload is not None:
-            with contextlib.suppress(StoreError):  # the bucket's rule for unfinished uploads is the second line
-                self._store._call("abort_multipart_upload", self._key, UploadId=self._upload)
-
-    def _send(self) -> None:
-        store = self._store
-        if self._upload is None:
-            metadata = {"write-id": self._write_id}
-            self._upload = store._call("create_multipart_upload", self._key, Metadata=metadata)["UploadId"]
-        self._collect(_PARTS_AT_ONCE - 1)
-        self._n_parts += 1
-        self._n_bytes += len(self._part)
-        if self._n_parts > MAX_PARTS:
-            raise StoreError(f"at most {MAX_PARTS} parts", "more", self._key, "the object is too large for S3")
-        target = {"Key": store._full(self._key), "UploadId": self._upload, "PartNumber": self._n_parts}
-        request = {**target, "Body": bytes(self._part)}
-        work = store._request("upload_part", f"{self._key}@{self._n_bytes}", request)
-        loop = store._connected().loop
-        self._pending[self._n_parts] = asyncio.run_coroutine_threadsafe(work, loop)
-        self._part = bytearray()
-
-    def _collect(self, n_left: int) -> None:
-        while len(self._pending) > n_left:
-            number = min(self._pending)
-            self._parts[number] = self._pending.pop(number).result()["ETag"]
+def part_bytes(n_bytes: int) -> int:
+    """Return the size of all parts but the last of an upload of `n_bytes`; some stores want one size."""
+    mib = 1 << 20
+    return max(PART_BYTES, -(-n_bytes // (MAX_PARTS - 1) // mib) * mib)
 
 
-def part_bytes(index: int, n_bytes: int | None) -> int:
-    """Size of part `index` of an upload: one size where the total is known, else growing so that 10,000 parts do."""
-    if n_bytes is not None:
-        mib = 1 << 20
-        return max(PART_BYTES, -(-n_bytes // (MAX_PARTS - 1) // mib) * mib)
-    return PART_BYTES << (2 * (index // 4000))
+def _parts(data: Iterable[memoryview], step_bytes: int) -> Iterator[bytes]:
+    """Yield `data` in parts of `step_bytes`; the last may be smaller."""
+    part = bytearray()
+    for view in data:
+        rest = view
+        while len(part) + len(rest) >= step_bytes:
+            room = step_bytes - len(part)
+            yield b"".join((part, rest[:room]))
+            part, rest = bytearray(), rest[room:]
+        part += rest
+    if part:
+        yield bytes(part)
 
 
 async def _awaited(work: Coroutine[Any, Any, Result]) -> Result:

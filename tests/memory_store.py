@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 import pytest
 
 from operators.errors import ChangedError, ExistsError, LimitError, NotFoundError, PathError
-from pipeline.store import Buffers, Dated, Leftovers, Listing, ObjectInfo, ObjectWriter, Room, Store, StoreBase
+from pipeline.store import Buffers, Data, Dated, Leftovers, Listing, ObjectInfo, Room, Store, StoreBase
 
 
 @dataclass
-class MemoryStore:
+class MemoryStore(StoreBase):
     """Objects in a dictionary; refuses, as a fault of the caller, to let an object change.
 
     Attributes
@@ -75,9 +75,6 @@ class MemoryStore:
         self.objects[key] = content
         self.written[key] = self.clock
 
-    def spool(self, scratch_dir: str) -> Path:
-        return StoreBase().spool(scratch_dir)
-
     def delete(self, key: str) -> None:
         self._called("delete", key)
         self.objects.pop(key, None)
@@ -88,8 +85,8 @@ class MemoryStore:
             raise ChangedError("the planned generation", "another one", info.key)
         del self.objects[info.key]
 
-    def create(self, key: str, *, overwrite: bool, n_bytes: int | None = None) -> ObjectWriter:
-        raise AssertionError("the commit protocol creates no files")
+    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool) -> None:
+        raise AssertionError("the commit protocol restores no files")
 
     def now(self) -> int:
         return self.clock
@@ -107,9 +104,6 @@ class MemoryStore:
 
     def refused_keys(self, keys: Sequence[str]) -> dict[str, PathError]:
         return {}
-
-    def supports_create_only(self) -> bool:
-        return StoreBase.supports_create_only(self)
 
     def _find(self, key: str) -> bytes:
         try:

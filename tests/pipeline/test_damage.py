@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from pipeline.packs import pack_key
 from pipeline.reading import Decoder
 from pipeline.rows import Row
 from pipeline.snapshots import Snapshot
-from pipeline.store import WriterBase
+from pipeline.store import Data
 from tests import cases
 from tests.memory_store import MemoryStore, reach
 from tests.pipeline.test_jobs import Capture, Patch, Ran
@@ -46,22 +46,9 @@ READ = ("packs/", "manifests/", "snapshots/", "FORMAT")
 class Target(MemoryStore):
     """A store that files are restored to."""
 
-    def create(self, key: str, *, overwrite: bool, n_bytes: int | None = None) -> Any:
-        return _Writer(self.objects, key)
-
-
-class _Writer(WriterBase):
-    def __init__(self, objects: dict[str, bytes], key: str) -> None:
-        self._objects, self._key, self._data = objects, key, bytearray()
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._data += data
-
-    def commit(self) -> None:
-        self._objects[self._key] = bytes(self._data)
-
-    def abort(self) -> None:
-        self._data.clear()
+    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool) -> None:
+        self.objects[key] = b"".join(map(bytes, data))
+        assert len(self.objects[key]) == n_bytes
 
 
 @dataclass(frozen=True)

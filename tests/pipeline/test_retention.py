@@ -214,8 +214,7 @@ def test_gc_on_s3(monkeypatch: pytest.MonkeyPatch) -> None:
         drive(store, origin(1, 2))
         drive(store, origin(1, 3))
         store.delete("snapshots/model/00000001.json")
-        lost = S3Store(f"{server.bucket}/archive", server.options).create("packs/00/lost", overwrite=True)
-        lost.write(bytes(PART_BYTES + 1))
+        store.stage("packs/00/lost", n_bytes=PART_BYTES + 1, overwrite=True)
         packs = {info.key for info in store.list("packs/")}
         time.sleep(2.1)
         assert collect(store, 0).condemned

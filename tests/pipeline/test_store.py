@@ -29,6 +29,7 @@ from pipeline.store import (
     MAX_REQUEST_BYTES,
     ObjectInfo,
     SourceStore,
+    Staged,
     Store,
     clashing_keys,
     coalesce,
@@ -40,7 +41,10 @@ from pipeline.store_s3 import PART_BYTES, S3Store
 from tests.radosgw import SERVERS, running
 from tests.s3server import S3Server
 
-WRITE_VERBS = ("put_new", "put", "create", "delete", "delete_generation", "discard", "supports_create_only")
+WRITE_VERBS = (
+    "put_new", "put", "write", "stage", "write_stretch", "publish", "abandon", "delete", "delete_generation",
+    "discard", "supports_create_only",
+)  # fmt: skip
 ODD_NAMES = (
     "a b", "a#b", "a%20b", "a%2Fb", "a+b", "a?b", "a*b", "br[ack]et.bin", "[0-9]", "{a}", "&=", "'\"", "~", "c:d",
     "back\\slash", "grüße", "模型", "e\u0301", "\U0001f600", "-rf", "a?versionId=7", "trailing.", " lead", "x" * 255,
@@ -160,6 +164,15 @@ def test_ranges(place: Place) -> None:
             store.get_ranges(info, [(0, 1), wrong])
 
 
+def in_one_buffer(data: bytes) -> Iterator[memoryview]:
+    """Yield pieces, each where the one before it was."""
+    buffer = bytearray(5_000_011)
+    for start in range(0, len(data), len(buffer)):
+        piece = data[start : start + len(buffer)]
+        buffer[: len(piece)] = piece
+        yield memoryview(buffer)[: len(piece)]
+
+
 @pytest.mark.parametrize("n_bytes", [0, 1, 12 << 20, 41 << 20])
 def test_sizes(place: Place, tmp_path: Path, n_bytes: int) -> None:
     store = place.store()
@@ -169,13 +182,7 @@ def test_sizes(place: Place, tmp_path: Path, n_bytes: int) -> None:
     path.write_bytes(data)
     store.put("file", path)
     store.put("file", path)  # a second time writes the same
-    with store.create("pieces", overwrite=False) as writer:
-        buffer = bytearray(5_000_011)
-        for start in range(0, n_bytes, len(buffer)):
-            piece = data[start : start + len(buffer)]
-            buffer[: len(piece)] = piece
-            writer.write(memoryview(buffer)[: len(piece)])  # the buffer is reused at once
-        writer.commit()
+    store.write("pieces", in_one_buffer(data), n_bytes=n_bytes, overwrite=False)
     assert [(info.key, info.n_bytes) for info in store.list()] == [(k, n_bytes) for k in ("file", "pieces", "whole")]
     for info in store.list():
         assert store.get_ranges(info, [(0, n_bytes)])[0] == data
@@ -232,9 +239,7 @@ def test_keys_are_exact(place: Place) -> None:
     store.delete("odd/a?b")
     assert set(odd) - set(keys(store)) == {"odd/a*b", "odd/a?b"}
     for key in odd[:8]:
-        with store.create(key, overwrite=True) as writer:
-            writer.write(b"new")
-            writer.commit()
+        store.write(key, [b"new"], n_bytes=3, overwrite=True)
         assert store.get(key, max_bytes=3) == b"new"
 
 
@@ -248,8 +253,8 @@ def test_keys_that_leave_a_target_of_fsspec_are_refused(tmp_path: Path, key: str
     attempts: tuple[Callable[[], object], ...] = (
         lambda: store.put_new(key, b"1"),
         lambda: store.put(key, b"1"),
-        lambda: store.create(key, overwrite=True),
-        lambda: store.create(key, overwrite=False),
+        lambda: store.write(key, [b"1"], n_bytes=1, overwrite=True),
+        lambda: store.write(key, [b"1"], n_bytes=1, overwrite=False),
         lambda: store.delete(key),
     )
     for attempt in attempts:
@@ -285,23 +290,21 @@ class PlannedError(Exception):
 
 @pytest.mark.parametrize("n_bytes", [0, 4, 40 << 20])
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_nothing_appears_without_commit(place: Place, n_bytes: int, overwrite: bool) -> None:
+def test_nothing_appears_of_what_is_not_all_there(place: Place, n_bytes: int, overwrite: bool) -> None:
     store = place.store()
     store.put_new("kept", b"old")
 
-    def fail() -> None:
-        with store.create("deep/x", overwrite=overwrite) as writer:
-            writer.write(bytes(n_bytes))
-            raise PlannedError
+    def failing() -> Iterator[bytes]:
+        yield bytes(n_bytes)
+        raise PlannedError
 
-    with pytest.raises(PlannedError):
-        fail()
-    with store.create("deep/y", overwrite=overwrite) as writer:
-        writer.write(bytes(n_bytes))
-    if overwrite:
-        with store.create("kept", overwrite=True) as writer:
-            writer.write(bytes(n_bytes))
-    writer.abort()  # a second time
+    for key in ("deep/x", "kept") if overwrite else ("deep/x",):
+        with pytest.raises(PlannedError):
+            store.write(key, failing(), n_bytes=n_bytes, overwrite=overwrite)
+        for wrong in (n_bytes + 1, n_bytes - 1)[: 1 + (n_bytes > 0)]:
+            with pytest.raises(StoreError, match=f"{wrong} bytes"):
+                store.write(key, [bytes(n_bytes)], n_bytes=wrong, overwrite=overwrite)
+    assert store.unfinished() == []
     assert keys(store) == ["kept"]
     assert store.get("kept", max_bytes=3) == b"old"
     if not place.options and "://" not in place.url:
@@ -309,20 +312,19 @@ def test_nothing_appears_without_commit(place: Place, n_bytes: int, overwrite: b
 
 
 @pytest.mark.parametrize("n_bytes", [4, 40 << 20])
-def test_create_refuses_or_replaces(place: Place, n_bytes: int) -> None:
+def test_writing_refuses_or_replaces(place: Place, n_bytes: int) -> None:
     store = place.store()
     store.put_new("x", b"old")
-    with pytest.raises(ExistsError):
-        store.create("x", overwrite=False)
-    with store.create("y", overwrite=False, n_bytes=n_bytes) as late:
-        late.write(bytes(n_bytes))
-        store.put_new("y", b"theirs")  # between the look and the commit
+
+    def late() -> Iterator[bytes]:
+        yield bytes(n_bytes)
+        store.put_new("y", b"theirs")  # between the look and the end
+
+    for key, data in (("x", iter([bytes(n_bytes)])), ("y", late())):
         with pytest.raises(ExistsError):
-            late.commit()
-    assert store.get("y", max_bytes=10) == b"theirs"
-    with store.create("x", overwrite=True) as writer:
-        writer.write(bytes(n_bytes))
-        writer.commit()
+            store.write(key, data, n_bytes=n_bytes, overwrite=False)
+    assert (store.get("x", max_bytes=10), store.get("y", max_bytes=10)) == (b"old", b"theirs")
+    store.write("x", [bytes(n_bytes)], n_bytes=n_bytes, overwrite=True)
     assert store.head("x").n_bytes == n_bytes
     assert keys(store) == ["x", "y"]
 
@@ -399,20 +401,91 @@ def test_objects_have_an_age_by_the_clock_of_the_store(place: Place) -> None:
 def test_what_was_never_published_is_found_and_discarded(place: Place) -> None:
     store = place.store()
     store.put_new("folder/whole", b"1")
-    with store.create("folder/half", overwrite=True) as writer:
-        writer.write(bytes(PART_BYTES + 1))
-        left = store.unfinished()
-        assert keys(store) == ["folder/whole"]
-        if place.url.startswith("memory:"):  # its writers keep everything here
-            assert left == []
-        else:
-            assert len(left) == 1
-            assert left[0].key.startswith("folder/")
-            assert abs(left[0].written - store.now()) < 60
-            store.discard(left[0])
-            store.discard(left[0])
-            assert store.unfinished() == []
+    staged = store.stage("folder/half", n_bytes=2 * PART_BYTES, overwrite=True)
+    if place.url.startswith("memory:"):  # one writer alone, which keeps everything here
+        assert staged is None
+        assert store.unfinished() == []
+        return
+    assert staged is not None
+    store.write_stretch(staged, 0, PART_BYTES, [bytes(PART_BYTES)])
+    left = store.unfinished()
     assert keys(store) == ["folder/whole"]
+    assert len(left) == 1
+    assert left[0].key.startswith("folder/")
+    assert abs(left[0].written - store.now()) < 60
+    store.discard(left[0])
+    store.discard(left[0])
+    assert store.unfinished() == []
+    assert keys(store) == ["folder/whole"]
+
+
+def staging(place: Place, key: str, n_bytes: int, *, overwrite: bool = False) -> tuple[Store, Staged]:
+    """Stage an object in a store that can."""
+    store = place.store()
+    staged = store.stage(key, n_bytes=n_bytes, overwrite=overwrite)
+    assert staged is not None
+    return store, staged
+
+
+@pytest.mark.parametrize("place", ["local", *SERVERS], indirect=True)
+def test_an_object_is_written_by_many_in_any_order_and_more_than_once(place: Place) -> None:
+    data = os.urandom(3 * PART_BYTES + 5)
+    store, staged = staging(place, "a/x", len(data))
+    stretches = []
+    for begin, end in ((2 * PART_BYTES, len(data)), (0, 2 * PART_BYTES), (2 * PART_BYTES, len(data))):
+        assert keys(store) == []
+        elsewhere = pickle.loads(pickle.dumps(store))
+        written = elsewhere.write_stretch(
+            pickle.loads(pickle.dumps(staged)), begin, end, in_one_buffer(data[begin:end])
+        )
+        assert (written[0].begin, written[-1].end) == (begin, end)
+        stretches.append(written)
+    with pytest.raises(StoreError, match=f"none at {2 * PART_BYTES}"):
+        store.publish(staged, stretches[1])
+    assert keys(store) == []
+    store.publish(staged, [*stretches[2], *stretches[1]])
+    store.abandon(staged)
+    assert read(store, "a/x") == data
+    assert store.unfinished() == []
+    with pytest.raises(NotFoundError):  # a worker that comes late
+        store.write_stretch(staged, 0, 2 * PART_BYTES, [data[: 2 * PART_BYTES]])
+    assert read(store, "a/x") == data
+
+
+@pytest.mark.parametrize("place", ["local", *SERVERS], indirect=True)
+def test_what_is_abandoned_leaves_nothing(place: Place) -> None:
+    n_bytes = 2 * PART_BYTES
+    store, staged = staging(place, "a/x", n_bytes)
+    store.write_stretch(staged, 0, PART_BYTES, [bytes(PART_BYTES)])
+    for wrong in (PART_BYTES - 1, PART_BYTES + 1):
+        with pytest.raises(StoreError, match=f"{PART_BYTES} bytes"):
+            store.write_stretch(staged, PART_BYTES, n_bytes, [bytes(wrong)])
+    for _ in range(2):
+        store.abandon(staged)
+    assert store.unfinished() == []
+    assert keys(store) == []
+    with pytest.raises(NotFoundError):
+        store.write_stretch(staged, PART_BYTES, n_bytes, [bytes(PART_BYTES)])
+    assert store.unfinished() == []
+
+
+@pytest.mark.parametrize("place", ["local", *SERVERS], indirect=True)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_publishing_refuses_or_replaces(place: Place, overwrite: bool) -> None:
+    n_bytes = PART_BYTES + 1
+    store, staged = staging(place, "x", n_bytes, overwrite=overwrite)
+    written = store.write_stretch(staged, 0, n_bytes, [bytes(n_bytes)])
+    store.put_new("x", b"theirs")
+    if overwrite:
+        store.publish(staged, written)
+    else:
+        with pytest.raises(ExistsError):
+            store.publish(staged, written)
+        with pytest.raises(ExistsError):
+            store.stage("x", n_bytes=n_bytes, overwrite=False)
+        store.abandon(staged)
+    assert store.head("x").n_bytes == (n_bytes if overwrite else 6)
+    assert store.unfinished() == []
 
 
 def test_a_store_travels_as_url_and_options(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,8 @@ def test_keys_that_leave_the_target_are_refused(tmp_path: Path, key: str) -> Non
     for attempt in (
         lambda: store.put_new(key, b"1"),
         lambda: store.put(key, b"1"),
-        lambda: store.create(key, overwrite=True),
+        lambda: store.write(key, [b"1"], n_bytes=1, overwrite=True),
+        lambda: store.stage(key, n_bytes=1, overwrite=True),
         lambda: store.head(key),
         lambda: store.delete(key),
         lambda: store.get_ranges(ObjectInfo(key, 1, ""), [(0, 1)]),
@@ -60,12 +61,12 @@ def test_links_in_the_way_are_not_followed(tmp_path: Path, is_folder: bool) -> N
     (tmp_path / "root" / "link").symlink_to(outside if is_folder else outside / "x")
     for overwrite in (False, True):
         with pytest.raises(PathError):
-            store.create("link/x", overwrite=overwrite)
+            store.write("link/x", [b"1"], n_bytes=1, overwrite=overwrite)
+    with pytest.raises(PathError):
+        store.put_new("link/x", b"1")
     with pytest.raises(ExistsError):
-        store.create("link", overwrite=False)
-    with store.create("link", overwrite=True) as writer:  # replaces the link, not what it names
-        writer.write(b"ours")
-        writer.commit()
+        store.stage("link", n_bytes=4, overwrite=False)
+    store.write("link", [b"ours"], n_bytes=4, overwrite=True)  # replaces the link, not what it names
     assert (outside / "x").read_bytes() == b"theirs"
     assert store.get("link", max_bytes=4) == b"ours"
 
@@ -75,19 +76,19 @@ def test_files_and_folders_in_the_way(tmp_path: Path) -> None:
     store.put_new("file", b"1")
     store.put_new("folder/x", b"1")
     with pytest.raises(PathError):
-        store.create("file/x", overwrite=True)
+        store.stage("file/x", n_bytes=0, overwrite=True)
     with pytest.raises(ExistsError):
-        store.create("folder", overwrite=False)
-    with store.create("folder", overwrite=True) as writer, pytest.raises(StoreError):
-        writer.commit()
+        store.stage("folder", n_bytes=0, overwrite=False)
+    with pytest.raises(StoreError):
+        store.write("folder", [], n_bytes=0, overwrite=True)
+    assert store.unfinished() == []
     assert [info.key for info in store.list()] == ["file", "folder/x"]
 
 
 def test_restored_files_have_the_usual_mode(tmp_path: Path) -> None:
     old = os.umask(0o027)
     try:
-        with open_store(str(tmp_path)).create("a/x", overwrite=False) as writer:
-            writer.commit()
+        open_store(str(tmp_path)).write("a/x", [], n_bytes=0, overwrite=False)
         assert stat.S_IMODE((tmp_path / "a/x").stat().st_mode) == 0o640
     finally:
         os.umask(old)
@@ -96,18 +97,18 @@ def test_restored_files_have_the_usual_mode(tmp_path: Path) -> None:
 def test_folder_keys_are_folders(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     for key in ("mark/", "a/b/"):
-        with store.create(key, overwrite=False) as writer:
-            writer.write(b"")
-            writer.commit()
+        store.write(key, [], n_bytes=0, overwrite=False)
     store.put_new("a/x", b"1")
     source = open_source(str(tmp_path))
     assert [info.key for info in source.list()] == ["a/b/", "a/x", "mark/"]
     assert [bytes(source.get_ranges(info, [(0, info.n_bytes)])[0]) for info in source.list()] == [b"", b"1", b""]
     assert [info.key for info in store.list()] == ["a/x"]
     with pytest.raises(ExistsError):
-        store.create("mark/", overwrite=False)
-    with store.create("full/", overwrite=False) as writer, pytest.raises(PathError):
-        writer.write(b"12345")
+        store.write("mark/", [], n_bytes=0, overwrite=False)
+    with pytest.raises(PathError):
+        store.write("full/", [b"12345"], n_bytes=5, overwrite=False)
+    with pytest.raises(PathError):
+        store.stage("full/", n_bytes=5, overwrite=False)
 
 
 def test_a_link_to_a_file_is_read_through(tmp_path: Path) -> None:
@@ -227,7 +228,7 @@ def test_short_reads_and_writes_go_on(tmp_path: Path, monkeypatch: pytest.Monkey
     assert store.get("x", max_bytes=1000) == data
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "link"])
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "link"])
 @pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, StoreError), (errno.EACCES, DeniedError)])
 def test_a_failed_write_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int, kind: type[Exception]
@@ -251,22 +252,26 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
         store.put(f"a/{turn}", b"1")
         for attempt in (
             lambda: store.put_new("a/0", b"2"),
-            lambda: store.create("a/0", overwrite=False),
-            lambda: store.create("a/0/x", overwrite=False),
+            lambda: store.stage("a/0", n_bytes=1, overwrite=False),
+            lambda: store.stage("a/0/x", n_bytes=1, overwrite=False),
+            lambda: store.write("a/2", [b"1"], n_bytes=2, overwrite=True),
             lambda: store.get_ranges(ObjectInfo("a/0", 1, "old"), [(0, 1)]),
         ):
             with pytest.raises(StoreError):
                 attempt()
-        store.create("a/y", overwrite=True).abort()
+        staged = store.stage("a/y", n_bytes=1, overwrite=True)
+        assert staged is not None
+        store.abandon(staged)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_the_name_of_another_write_in_flight_is_not_listed(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
-    with store.create("x", overwrite=False) as writer:
-        writer.write(b"1")
-        assert store.list() == []
-        assert open_source(str(tmp_path)).list() == []
+    staged = store.stage("x", n_bytes=1, overwrite=False)
+    assert staged is not None
+    store.write_stretch(staged, 0, 1, [b"1"])
+    assert store.list() == []
+    assert open_source(str(tmp_path)).list() == []
 
 
 def test_links_never_let_two_writers_win(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ import pytest
 import ray
 
 from operators.errors import ChangedError, DeniedError, InternalError, UsageError
-from pipeline import on_ray
+from pipeline import on_ray, restore
 from pipeline.executors import SerialExecutor
 from pipeline.on_ray import RayExecutor, why_waiting
+from tests.pipeline.test_restore_many import FILES, STRETCH_BYTES, Place, archived
 from tests.processes import ROOT
 from tests.ray.cluster import Cluster
 from tests.ray.jobs import Deadly, Faulty, Loaded, Meeting, Refused, Squares
@@ -49,6 +50,13 @@ def test_nodes_work_side_by_side(address: str, tmp_path: Path) -> None:
     """Each item waits until another worker has one."""
     outcomes = list(RayExecutor(address, 0, 2, 1, MEMORY).run(Meeting(str(tmp_path), 2), range(2)))
     assert len({outcome.result for outcome in outcomes}) == 2
+
+
+def test_actors_write_one_file_together(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restore, "SEGMENT_BYTES", STRETCH_BYTES)
+    place = Place(str(archived(tmp_path)), str(tmp_path / "out"), {})
+    assert all(outcome.error is None for outcome in place.restore(RayExecutor(address, 2, 1, 2, MEMORY)).values())
+    assert place.there() == FILES
 
 
 @pytest.mark.parametrize("in_flight", [1, 3])
