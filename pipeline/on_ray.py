@@ -12,7 +12,9 @@ from __future__ import annotations
 import itertools
 import logging
 import re
+import signal
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -317,9 +319,12 @@ def connect(address: str) -> None:
     if not ray.is_initialized():
         _look(address)
         step = "start one (`ray start --head`, with RAY_AUTH_MODE set), or leave out --ray"
+        stop = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(address=address, logging_level=logging.WARNING, log_to_driver=False)
         except (ConnectionError, ValueError, RuntimeError, RayError) as error:
             found = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise UsageError("a running Ray cluster", found, f"--ray {address}", step) from error
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, stop)  # Ray's own handler would end the process with its own code
         _publish_metrics()

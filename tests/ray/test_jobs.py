@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.store import Store, open_store
 from tests.processes import ROOT, brevis
-from tests.ray.cluster import Cluster
+from tests.ray.cluster import RAY, Cluster
 from tests.s3server import S3Server
 
 OPTIONS = ("--set", "recipe.task_bytes=256KiB", "--set", "synth.budget=16", "--no-progress", "--json")
@@ -200,6 +201,36 @@ def test_a_driver_killed_midway_is_taken_up_by_the_next(
     driver.wait()
     assert bucket.list("four/snapshots/") == []
     again = json.loads(brevis(*arguments, env=env).stdout)
+    assert again["content"] == expected["content"]
+    assert len(receipts) <= again["resumed_tasks"] < 60
+
+
+def test_a_job_that_is_stopped_commits_nothing_and_the_next_goes_on(
+    submit: Callable[..., Submitted],
+    cluster: Cluster,
+    server: S3Server,
+    bucket: Store,
+    checkpoint: dict[str, bytes],
+    expected: dict[str, Any],
+) -> None:
+    """H05, Y07: `ray job stop` in mid work; no worker is left, and what was stored is not done again."""
+    job = submit("archive", server.url("source"), server.url("five"), *OPTIONS)
+    while not (receipts := [info for info in bucket.list("five/runs/") if "/receipts/" in info.key]):
+        assert job.process.poll() is None, job.output()
+        time.sleep(0.02)
+    name = re.search(r"raysubmit_\w+", job.output())
+    assert name
+    stop = [RAY, "job", "stop", "--address", cluster.dashboard, name[0]]
+    subprocess.run(stop, env=dict(cluster.env), timeout=120, check=True, stdout=subprocess.DEVNULL)
+    job.end()
+    assert "found signal 15; run again to resume" in job.output(), job.output()[-3000:]
+    deadline = time.monotonic() + 60
+    while cluster.workers():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert bucket.list("five/snapshots/") == []
+    arguments = ("archive", server.url("source"), server.url("five"), "--ray", cluster.address, *OPTIONS)
+    again = json.loads(brevis(*arguments, env=dict(cluster.env)).stdout)
     assert again["content"] == expected["content"]
     assert len(receipts) <= again["resumed_tasks"] < 60
 
