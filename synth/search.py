@@ -231,9 +231,10 @@ class Search:
         already, it may still be a little better than others of its kind. The longer nothing better was
         found, the more a step has to promise: the prior has been wrong about this tensor so often.
 
-        Words that repeat are searched to the end of the budget: of exact structure no statistics tell.
+        Words that repeat are searched to the end of the budget: of exact structure no statistics tell. The
+        likeliest production is tried in any case: few bytes may be all that a small tensor can save.
         """
-        if not self._is_thrifty:
+        if not self._is_thrifty or self.expansions == 0:
             return
         literal_q8, best_q8 = item.hole.literal.bits_q8, item.hole.best_q8
         in_vain = self.expansions - self.improvements[-1].expansions
