@@ -56,6 +56,7 @@ class _Stop(BaseException):
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, lambda *_: None)  # told once is enough: what it does from here on is to end
     raise _Stop(f"signal {number}")
 
 

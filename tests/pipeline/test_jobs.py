@@ -21,6 +21,7 @@ from pipeline import planning, reading, segments, tasks
 from pipeline.archive import find_snapshot, load_manifest
 from pipeline.cli import main
 from pipeline.reading import archived_files, range_bytes
+from pipeline.report import Report
 from pipeline.store import open_store
 from tests.cases import CASES, bf16, noise, safetensors
 
@@ -553,6 +554,13 @@ def test_sigterm_stops_the_run_without_a_commit(tmp_path: Path, capsys: Capture,
 
 def test_sigterm_is_no_damage(source: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     Ran(capsys, "archive", source, tmp_path / "archive", *QUICK)
+    told = Report.error
+
+    def told_again(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        told(*arguments)
+
+    monkeypatch.setattr(Report, "error", told_again)
     monkeypatch.setattr(reading.Decoder, "decode", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert Ran(capsys, "verify", tmp_path / "archive").code == 143
 
