@@ -30,7 +30,7 @@ import numpy as np
 
 from operators.errors import DeniedError, ExistsError, LimitError, PathError, StoreError, UsageError
 
-MAX_REQUEST_BYTES = 8 << 20
+MAX_REQUEST_BYTES = 16 << 20
 """Ranges are fetched in requests of at most this size: large enough to hide latency, small enough to share a link."""
 MAX_GAP_BYTES = 256 << 10
 """Two ranges this close are fetched as one; the bytes between cost less than a request."""

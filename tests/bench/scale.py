@@ -36,8 +36,9 @@ N_SEGMENTS, SEGMENT_BYTES = 1_000_000, 4_096
 LARGE_BYTES = 2 * GB
 LEAST_MEMORY = "705MiB"
 LINK_BYTES = 500_000_000
+REQUESTED_BYTES = GB
 REQUEST_BYTES = 4 << 20
-"""Of source for each request, beside one for each object."""
+"""Of source for each request, beside one for each object; about 35 of them do not depend on the size."""
 MOST_OVER_FILES = 1.6
 """Wall time from bucket to bucket, as a multiple of that from file to file."""
 ROUNDS = 3
@@ -186,7 +187,7 @@ def requests() -> Table:
     result = Table("Requests", ["command", "source bytes", "requests", "beside one for each object", "allowed"])
     with _scratch() as folder, s3_server() as server, fault_proxy(server.endpoint) as proxy:
         file = folder / "model.safetensors"
-        write_bf16(file, LINK_BYTES)
+        write_bf16(file, REQUESTED_BYTES)
         _put(server, file, "source/model.safetensors")
         near = S3Server(proxy.endpoint, server.bucket)
         for command, places in _from_to(near):

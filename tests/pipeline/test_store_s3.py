@@ -222,7 +222,7 @@ def test_near_ranges_share_requests(server: S3Server, prefix: str) -> None:
         store.get_ranges(info, [(i * 5000, i * 5000 + 100) for i in range(400)])
         assert len(proxy.requests) == 2
         store.get_ranges(info, [(0, 20 << 20)])
-        assert len(proxy.requests) == 5
+        assert len(proxy.requests) == 4
 
 
 def test_encryption_is_asked_for_on_every_write(server: S3Server, prefix: str) -> None:
