@@ -24,7 +24,7 @@ test: lint $(VENV)/.torch
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not serial" -q
 	$(BIN)/python -m pytest -m "serial and not slow" -q
 
-test-slow: $(VENV)/.test
+test-slow: $(VENV)/.torch
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
 lint: $(VENV)/.test
