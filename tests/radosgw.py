@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,7 +82,7 @@ def _start(stack: contextlib.ExitStack, folder: Path, bucket: str) -> RadosGatew
             raise RuntimeError(f"{' '.join(command)}: {done.stdout[-1000:]} {done.stderr[-1000:]}")
 
     def daemon(*command: str) -> subprocess.Popen[bytes]:
-        log = stack.enter_context((folder / "log" / f"{command[0]}.out").open("wb"))
+        log = stack.enter_context((folder / "log" / f"{command[0]}.out").open("ab"))
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder)
         stack.callback(_end, process)
         return process
@@ -95,15 +95,15 @@ def _start(stack: contextlib.ExitStack, folder: Path, bucket: str) -> RadosGatew
     run("ceph-authtool", "--create-keyring", keyring, "--gen-key", "-n", "mon.", "--cap", "mon", "allow *")
     run("monmaptool", "--create", "--clobber", "--fsid", cluster, "--addv", "a", f"[v1:127.0.0.1:{mon_port}]", monmap)
     run("ceph-mon", "--mkfs", "-i", "a", "--monmap", monmap, "--keyring", keyring)
-    _wait(daemon("ceph-mon", "-f", "-i", "a"), lambda: answers("ceph", "--connect-timeout", "5", "-s"))
+    _wait(lambda: daemon("ceph-mon", "-f", "-i", "a"), lambda: answers("ceph", "--connect-timeout", "5", "-s"))
     run("ceph", "osd", "new", osd)
     run("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", osd)
     run("ceph", "osd", "crush", "add", "osd.0", "1.0", "host=localhost", "root=default")
-    _wait(daemon("ceph-osd", "-f", "-i", "0"), lambda: answers("ceph", "osd", "stat"))
+    _wait(lambda: daemon("ceph-osd", "-f", "-i", "0"), lambda: answers("ceph", "osd", "stat"))
     user = ["--uid=test", "--display-name=test", f"--access-key={KEY}", f"--secret={SECRET}"]
     run("radosgw-admin", "user", "create", *user)
     endpoint = f"http://127.0.0.1:{rgw_port}"
-    _wait(daemon("radosgw", "-f", "-n", "client.rgw.a"), lambda: _is_up(endpoint))
+    _wait(lambda: daemon("radosgw", "-f", "-n", "client.rgw.a"), lambda: _is_up(endpoint))
     server = RadosGateway(endpoint, bucket)
     client = s3fs.S3FileSystem(
         key=KEY, secret=SECRET, endpoint_url=endpoint, client_kwargs={"region_name": "us-east-1"}
@@ -154,13 +154,16 @@ rgw dynamic resharding = false
 """
 
 
-def _wait(process: subprocess.Popen[bytes], ready: object) -> None:
-    assert callable(ready)
-    deadline = time.monotonic() + DAEMON_SECONDS
+def _wait(start: Callable[[], subprocess.Popen[bytes]], ready: Callable[[], bool]) -> None:
+    """Start a daemon, and again where it ends: an osd that asks before it knows its cluster is sent away."""
+    process, deadline = start(), time.monotonic() + DAEMON_SECONDS
     while not ready():
-        if process.poll() is not None or time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             raise RuntimeError(f"{process.args!r} did not start")
         time.sleep(0.1)
+        if process.poll() is not None:
+            time.sleep(1)
+            process = start()
 
 
 def _is_up(endpoint: str) -> bool:
