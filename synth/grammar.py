@@ -419,7 +419,7 @@ PRODUCTIONS: tuple[Production, ...] = (
     *(
         _float(top, low)
         for top, low in (
-            (0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (0, 16), (3, 16), (2, DEAD),
+            (0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (3, 16), (2, DEAD),
         )
     ),
     Production("sign", "sign", _is_matched, _sign),
