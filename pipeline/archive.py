@@ -33,7 +33,7 @@ from pipeline.store import SourceStore, Store, folder_url
 
 FORMAT_KEY = "FORMAT"
 FORMAT_BYTES_MAX = 1 << 10
-FOLDERS = frozenset({"packs", "runs", "manifests", "snapshots", "tags", "expired", "verify", "gc", "jobs"})
+FOLDERS = frozenset({"packs", "runs", "manifests", "snapshots", "tags", "expired", "verify", "gc", "release", "jobs"})
 """Below which all else lies."""
 SNAPSHOT_BYTES_MAX = 64 << 20
 ROWS_BYTES_MAX = 1 << 30

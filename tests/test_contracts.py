@@ -14,6 +14,7 @@ import pytest
 
 from operators import errors
 from operators.errors import ArchiveError
+from pipeline.archive import FOLDERS
 
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
@@ -101,6 +102,11 @@ def test_errors_have_a_kind_of_their_own_and_a_documented_exit_code() -> None:
     assert len(set(kinds)) == len(kinds)
     assert {error.exit_code for error in classes} <= {1, 2, 3, 4, 5, 10, 11, 130, 143}
     assert all(error.__name__ in (errors.__doc__ or "") for error in classes)
+
+
+def test_every_folder_of_an_archive_is_known_as_its_own() -> None:
+    text = (ROOT / "pipeline" / "ARCHIVE.md").read_text("utf-8")
+    assert frozenset(re.findall(r"^\| `(\w+)/", text, re.MULTILINE)) == FOLDERS
 
 
 def test_every_promise_names_tests_that_are_there() -> None:
