@@ -24,7 +24,7 @@ from pipeline.rebuild import (
 from pipeline.report import Report, printable
 from pipeline.retention import Kept, Policy, decide_kept, expire, read_kept, revive
 from pipeline.salvage import Packs
-from pipeline.snapshots import package_version, time_text
+from pipeline.snapshots import clock_text, package_version, time_text
 from pipeline.store import Store, open_store
 from pipeline.summary import DONE, FAILED_ITEMS, Failed
 
@@ -196,7 +196,7 @@ def _content(result: Collected, removed: list[str], *, dry_run: bool) -> dict[st
         "unfinished": [{"key": item.key, "n_bytes": item.n_bytes, "upload": item.upload} for item in marked.left],
         "removed": {"objects": result.removed, "bytes": result.removed_bytes, "keys": removed},
         "condemned": result.condemned,
-        "ready": _utc(result.ready) if result.ready else "",
+        "ready": clock_text(result.ready) if result.ready else "",
     }
 
 
@@ -211,10 +211,7 @@ def _lines(result: Collected, removed: list[str], *, dry_run: bool) -> list[str]
     if result.removed:
         lines.append(f"{result.removed} objects, {result.removed_bytes:,} bytes were removed")
     if marked.garbage:
-        fate = f"may go from {_utc(result.ready)} on: run gc again then" if result.ready else "--yes condemns them"
+        ready = f"may go from {clock_text(result.ready)} on: run gc again then"
+        fate = ready if result.ready else "--yes condemns them"
         lines.append(f"{len(marked.garbage)} objects, {garbage_bytes:,} bytes are garbage; {fate}")
     return lines
-
-
-def _utc(seconds: int) -> str:
-    return time_text(datetime.fromtimestamp(seconds, UTC))

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 
 from blake3 import blake3
 
@@ -28,7 +27,7 @@ from pipeline.reading import check_files
 from pipeline.report import Report, printable
 from pipeline.retention import RELEASED, add_tags
 from pipeline.scrubbing import receipts
-from pipeline.snapshots import FileEntry, Snapshot, time_text
+from pipeline.snapshots import FileEntry, Snapshot, clock_text
 from pipeline.store import SourceStore, Store, open_source, open_store
 from pipeline.summary import DONE, FAILED_ITEMS, Failed
 
@@ -78,16 +77,16 @@ def release_source(arguments: argparse.Namespace, run: Run, report: Report) -> i
     found = look(source, snapshot)
     intent, data = intent_of(arguments.source, snapshot)
     grace_seconds = arguments.grace * DAY
-    written = next((item.written for item in archive.dated(intent) if item.key == intent), None)
+    written = _written(archive, intent)
     freed, freed_bytes, failures = 0, 0, list(found.kept)
     if arguments.yes and found.files:
         if written is None:
             put_once(archive, intent, data, INTENT_BYTES_MAX)
-            written = next(item.written for item in archive.dated(intent) if item.key == intent)
+            written = _written(archive, intent)
         elif archive.now() < written + grace_seconds:
-            step = f"run again from {_utc(written + grace_seconds)} on"
+            step = f"run again from {clock_text(written + grace_seconds)} on"
             expected = f"an intent of {arguments.grace} days ago or before"
-            raise EvidenceError(expected, f"one of {_utc(written)}", intent, step)
+            raise EvidenceError(expected, f"one of {clock_text(written)}", intent, step)
         else:
             add_tags(archive, snapshot.checkpoint, snapshot.seq, [RELEASED])
             load_snapshot(archive, snapshot.checkpoint, snapshot.seq)  # no `prune` was faster than its tag
@@ -109,7 +108,7 @@ def release_source(arguments: argparse.Namespace, run: Run, report: Report) -> i
         "gone": found.gone,
         "not_archived": found.new,
         "intent": "" if written is None else intent,
-        "ready": "" if written is None else _utc(written + grace_seconds),
+        "ready": "" if written is None else clock_text(written + grace_seconds),
         "failures": [asdict(failure) for failure in failures],
     }
     lines = [f"{entry.n_bytes:>16,}  {printable(entry.key)}" for entry in found.files]
@@ -117,7 +116,7 @@ def release_source(arguments: argparse.Namespace, run: Run, report: Report) -> i
     told = f"{len(found.files)} files, {found.n_bytes:,} bytes are in {snapshot.name} as they are"
     lines.append(f"{told}; {freed} freed, {found.gone} gone before, {len(failures)} kept, {found.new} never archived")
     if written is not None:
-        lines.append(f"they may go from {_utc(written + grace_seconds)} on: run again with --yes then")
+        lines.append(f"they may go from {clock_text(written + grace_seconds)} on: run again with --yes then")
     elif not arguments.yes and found.files:
         lines.append("--yes writes down the intent; nothing goes before the time of grace is over")
     report.give(content, lines)
@@ -248,5 +247,6 @@ def intent_of(source_url: str, snapshot: Snapshot) -> tuple[str, bytes]:
     return f"release/{blake3(data).hexdigest()}.json", data
 
 
-def _utc(seconds: int) -> str:
-    return time_text(datetime.fromtimestamp(seconds, UTC))
+def _written(archive: SourceStore, intent: str) -> int | None:
+    """Return when an intent was written, by the clock of the archive, or None where there is none."""
+    return next((item.written for item in archive.dated(intent) if item.key == intent), None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -137,7 +137,8 @@ class Packs:
 
     def _rows(self, entry: FileEntry, given: Salvage, time: int) -> list[Row] | None:
         """Return the rows of a file, or of another one of the same bytes, of the packs last written before `time`."""
-        for name in dict.fromkeys((entry.key, *given.ends.get(entry.n_bytes, ()), *self._ending(entry))):
+        same_end = (*given.ends.get(entry.n_bytes, ()), *self.salvage.ends.get(entry.n_bytes, ()))
+        for name in dict.fromkeys((entry.key, *same_end)):
             told = sorted(self.salvage.told.get(name, ()), key=lambda one: (one.written > time, -one.written))
             rows = [
                 replace(one.row, file=entry.key)
@@ -149,9 +150,6 @@ class Packs:
                     check_file(ArchivedFile(entry, tiling))
                     return list(tiling)
         return None
-
-    def _ending(self, entry: FileEntry) -> Mapping[str, None]:
-        return self.salvage.ends.get(entry.n_bytes, {})
 
     def _fault(self, key: str, rows: Sequence[Row]) -> Finding | None:
         """Return why `rows`, in order, are not one file whole, as far as they tell."""
@@ -197,10 +195,7 @@ class _Decoded:
 
     def get_ranges(self, _info: ObjectInfo, ranges: Sequence[Range], _room: Room | None = None) -> Buffers:
         """See `SourceStore.get_ranges`."""
-        return [
-            memoryview(b"".join(map(bytes, range_bytes(self._store, self._file, start, stop))))
-            for start, stop in ranges
-        ]
+        return [memoryview(_range_of(self._store, self._file, start, stop)) for start, stop in ranges]
 
 
 def pack_rows(store: SourceStore, pack: Dated) -> list[Row]:

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -43,6 +43,11 @@ def package_version() -> str:
 def time_text(moment: datetime) -> str:
     """Return a time in UTC as snapshots state it, to the second."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def clock_text(seconds: int) -> str:
+    """Return a time of a store's clock, in seconds since 1970, as `time_text`."""
+    return time_text(datetime.fromtimestamp(seconds, UTC))
 
 
 @dataclass(frozen=True, slots=True)
