@@ -116,6 +116,7 @@ def parser() -> argparse.ArgumentParser:
     restore.add_argument("archive", metavar="ARCHIVE")
     restore.add_argument("target", metavar="TARGET")
     restore.add_argument("--tensor", metavar="[FILE:]NAME", help="one tensor, as a safetensors file")
+    restore.add_argument("--dry-run", action="store_true", help="list what would be restored, write nothing")
     restore.add_argument("--overwrite", action="store_true", help="replace files that differ")
     restore.add_argument("--keep-going", action="store_true", help="restore the rest where a file fails")
 

@@ -9,7 +9,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,16 +110,20 @@ def archive(arguments: argparse.Namespace, report: Report) -> int:
         return _archive_many(arguments, report, order, config)
     run = ArchiveRun(order, config)
     if arguments.dry_run:
-        files = run.inventory()
-        listed = [{"key": info.key, "n_bytes": info.n_bytes} for info in files]
-        total = sum(info.n_bytes for info in files)
-        lines = [f"{info.n_bytes:>16,}  {info.key}" for info in files] + [f"{total:>16,}  bytes in {len(files)} files"]
-        report.give({"command": "archive", "dry_run": True, "source_bytes": total, "files": listed}, lines)
+        _list_files(report, "archive", [(info.key, info.n_bytes) for info in run.inventory()])
         return DONE
     with report.progress("archive", config.run.progress_seconds) as progress:
         summary = run.run(_executor(arguments, config.run), progress)
     report.summary(summary)
     return _exit_code(summary)
+
+
+def _list_files(report: Report, command: str, files: Sequence[tuple[str, int]]) -> None:
+    """Tell which files a command would take; it has written nothing."""
+    total = sum(n_bytes for _, n_bytes in files)
+    lines = [f"{n_bytes:>16,}  {key}" for key, n_bytes in files] + [f"{total:>16,}  bytes in {len(files)} files"]
+    listed = [{"key": key, "n_bytes": n_bytes} for key, n_bytes in files]
+    report.give({"command": command, "dry_run": True, "source_bytes": total, "files": listed}, lines)
 
 
 def _archive_many(arguments: argparse.Namespace, report: Report, order: Order, config: Config) -> int:
@@ -166,6 +170,9 @@ def restore(arguments: argparse.Namespace, report: Report) -> int:
     refuse_own_folders(arguments.archive, arguments.target)
     store, snapshot, rows = _open(arguments, run)
     items = archived_files(snapshot, rows, arguments.include, arguments.exclude)
+    if arguments.dry_run:
+        _list_files(report, "restore", [(item.entry.key, item.n_bytes) for item in items])
+        return DONE
     summary = Summary("restore", snapshot=snapshot.name, run=snapshot.run, content=snapshot.content)
     if arguments.tensor is not None:
         _restore_tensor(arguments, run, store, items, summary)
@@ -295,45 +302,10 @@ def rebuild(arguments: argparse.Namespace, report: Report) -> int:
 
 def info(arguments: argparse.Namespace, report: Report) -> int:
     """List the files and tensors of a snapshot."""
-    _, snapshot, rows = _open(arguments, _run_settings(arguments))
-    files = []
-    lines = [f"{snapshot.name}  {snapshot.time}  written by {snapshot.writer}"]
-    for item in archived_files(snapshot, rows, arguments.include, arguments.exclude):
-        entry = item.entry
-        stored = sum(row.stored_bytes or 0 for row in item.rows)
-        reason = f"  {entry.reason}" if entry.reason else ""
-        lines.append(f"{entry.n_bytes:>16,} {stored:>14,}  {printable(entry.key)}  {entry.format}{reason}")
-        segments = []
-        for row in item.rows:
-            segments.append(
-                {
-                    "tensor": row.tensor,
-                    "dtype": row.dtype,
-                    "shape": None if row.shape is None else list(row.shape),
-                    "offset_bytes": row.offset_bytes,
-                    "n_bytes": row.n_bytes,
-                    "stored_bytes": row.stored_bytes,
-                    "program": row.program,
-                }
-            )
-            if row.tensor is not None:
-                name = printable(row.tensor)
-                shape = list(row.shape or ())
-                lines.append(
-                    f"{row.n_bytes:>16,} {row.stored_bytes or 0:>14,}    {name}  {row.dtype} {shape}  {row.program}"
-                )
-        files.append(
-            {
-                "key": entry.key,
-                "n_bytes": entry.n_bytes,
-                "stored_bytes": stored,
-                "format": entry.format,
-                "reason": entry.reason,
-                "digest": entry.digest,
-                "segments": segments,
-            }
-        )
-    report.give({"snapshot": snapshot.name, "files": files}, lines)
+    from pipeline import showing
+
+    store, snapshot, rows = _open(arguments, _run_settings(arguments))
+    showing.show(store, snapshot, rows, arguments.include, arguments.exclude, report)
     return DONE
 
 

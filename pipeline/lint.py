@@ -10,11 +10,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from operators.errors import StoreError
+from operators.errors import DamageError, StoreError
 from pipeline.plan import Finding
+from pipeline.reading import ArchivedFile, range_bytes
 from pipeline.segments.base import LayoutError
 from pipeline.segments.header import Header
-from pipeline.store import ObjectInfo
+from pipeline.store import ObjectInfo, SourceStore
 
 INDEX_BYTES_MAX = 64 << 20
 HEADER_BYTES_MAX = 16 << 20
@@ -43,9 +44,19 @@ def lint(files: Sequence[ObjectInfo], read: Callable[[ObjectInfo, int, int], byt
         if info.key.endswith(".index.json") and 0 < info.n_bytes <= INDEX_BYTES_MAX:
             try:
                 findings += _lint_index(info, known, read)
-            except StoreError:
+            except (DamageError, StoreError):
                 continue
     return findings
+
+
+def lint_archived(archive: SourceStore, files: Sequence[ArchivedFile]) -> list[Finding]:
+    """Return what `lint` says of the files of a snapshot, all of them, as they are in the archive."""
+    by_key = {file.entry.key: file for file in files}
+
+    def read(info: ObjectInfo, offset: int, n_bytes: int) -> bytes:
+        return b"".join(map(bytes, range_bytes(archive, by_key[info.key], offset, offset + n_bytes)))
+
+    return lint([ObjectInfo(key, file.n_bytes, "") for key, file in by_key.items()], read)
 
 
 def _lint_index(

@@ -28,9 +28,10 @@ from pipeline.archive import (
 )
 from pipeline.comparing import SourceItem, SourceJob, compare_listing, source_items
 from pipeline.executors import Executor
+from pipeline.lint import lint_archived
 from pipeline.packs import pack_key
 from pipeline.plan import Finding, is_selected
-from pipeline.reading import check_files
+from pipeline.reading import archived_files, check_files
 from pipeline.report import Report
 from pipeline.rows import Row
 from pipeline.scrubbing import Looked, chosen_part, put_receipt
@@ -73,6 +74,8 @@ def verify(arguments: argparse.Namespace, run: Run, report: Report, executor: Ca
         summary.segments += len(rows)
         summary.source_bytes += sum(row.n_bytes for row in rows)
         summary.stored_bytes += stored_bytes_of(snapshot)
+        if arguments.level == "decode" and part is None and snapshot.files and not _filtered(arguments):
+            summary.warnings += lint_archived(store, archived_files(snapshot, rows))
         if arguments.level == "source":
             source = SourceJob(arguments.source, dict(run.storage_options))
             items = _source_items(arguments, run, snapshot, rows, part, summary)

@@ -83,15 +83,16 @@ class Header:
         _check_utf8(text)
         at, begins, ends, hashes = (array("q") for _ in range(4))
         dtypes, dtype_ids = array("i"), dict[str, int]()
-        metadata_seen = False
+        self._metadata = slice(0, 0)
         position = self._expect(0, b"{")
         more = not self._at_symbol(position, b"}")
         while more:
             if self._is_metadata(position):
-                if metadata_seen:
+                if self._metadata.stop:
                     raise LayoutError("duplicate_key", "__metadata__")
-                metadata_seen = True
-                position = self._skip_metadata(position)
+                start = self._expect(self._string(position)[1], b":")
+                position = self._skip_metadata(start)
+                self._metadata = slice(start, position)
             else:
                 name, dtype, shape, begin, end, after = self._entry(position)
                 _check_entry(name, dtype, shape, begin, end)
@@ -123,6 +124,12 @@ class Header:
     def __iter__(self) -> Iterator[Tensor]:
         return (self[index] for index in range(len(self)))
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What ``__metadata__`` holds, in its order."""
+        text = self._text[self._metadata]
+        return json.loads(text) or {} if text else {}
+
     def _is_metadata(self, position: int) -> bool:
         if self._text[position : position + 2] not in (b'"_', b'"\\'):
             return False
@@ -143,8 +150,7 @@ class Header:
         return text, *_fields(text, body[0]), body.end()
 
     def _skip_metadata(self, position: int) -> int:
-        """Return where the value of ``__metadata__`` ends: null, or an object of strings."""
-        position = self._expect(self._string(position)[1], b":")
+        """Return where the value of ``__metadata__`` ends that begins at `position`: null, or an object of strings."""
         if self._text.startswith(b"null", position):
             return position + 4
         if not self._at_symbol(position, b"{"):
