@@ -31,6 +31,15 @@ EXCEPTIONS = {
     # Machine code that numba compiled for this user, in this user's cache; never data of an archive.
     ("operators/kernels/cache.py", "pickle"),
 }
+UNWANTED = {
+    # Field case N03: what forks after a parallel kernel is aborted, and workers share the CPUs among themselves.
+    "prange": "for i in prange(8): pass",
+    "parallel": "njit(parallel=True)",
+    # P03: a file system of pyarrow that is alive keeps a process from its end; bytes come from our stores.
+    "pyarrow.fs": "from pyarrow.fs import S3FileSystem",
+    "pa.fs": "pa.fs.S3FileSystem()",
+    "filesystem": "pq.read_table(path, filesystem=client)",
+}
 
 
 def sources(*packages: str) -> list[Path]:
@@ -62,6 +71,34 @@ def forbidden(path: Path) -> Iterator[str]:
 def test_nothing_executes_or_unpickles_data(path: Path) -> None:
     name = path.relative_to(ROOT).as_posix()
     assert [found for found in forbidden(path) if (name, found) not in EXCEPTIONS] == []
+
+
+def words_of(path: Path) -> set[str]:
+    """Names, dotted names, keywords and modules that the source at `path` uses, and keys of dictionaries."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Name | ast.Attribute):
+            found.add(ast.unparse(node))
+        if isinstance(node, ast.keyword):
+            found.add(node.arg or "")
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+        if isinstance(node, ast.Dict):
+            found.update(str(key.value) for key in node.keys if isinstance(key, ast.Constant))
+    return found
+
+
+@pytest.mark.parametrize("path", sources("operators", "pipeline"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_kernel_starts_threads_and_no_manifest_a_client(path: Path) -> None:
+    assert words_of(path) & UNWANTED.keys() == set()
+
+
+@pytest.mark.parametrize(("word", "line"), UNWANTED.items())
+def test_unwanted_words_are_found(word: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(line)
+    assert word in words_of(tmp_path / "planted.py")
 
 
 @pytest.mark.parametrize(

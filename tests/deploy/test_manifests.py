@@ -15,6 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from configs.loader import parse_bytes
 from configs.recipe import load
 from pipeline.cli import parser
 from pipeline.meters import METERS
@@ -151,6 +152,25 @@ def test_pods_have_no_rights_and_write_to_their_own_folders_alone(path: Path) ->
             mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
             assert all("emptyDir" in volume for volume in mounts.values())
             assert "/tmp" in mounts  # Ray keeps its session there, and workers their packs
+
+
+def test_the_object_store_is_small_and_fits_its_memory() -> None:
+    """Y08 of the field cases: what does not fit `/dev/shm` would go to a disk, slowly, or be refused."""
+    for path in MANIFESTS:
+        sizes = re.findall(r'object-store-memory: "(\d+)"', path.read_text())
+        shared = [
+            volume["emptyDir"]["sizeLimit"]
+            for manifest in documents(path)
+            for pod in pods(manifest)
+            for volume in pod["spec"]["volumes"]
+            if volume["name"] == "shm"
+        ]
+        assert len(sizes) == len(shared)
+        assert all(int(size) <= parse_bytes(f"{limit}B") for size, limit in zip(sizes, shared, strict=True))
+    [said] = re.findall(r"--shm-size=(\w+)", (DEPLOY / "README.md").read_text())
+    started = re.findall(r"--object-store-memory=(\d+)", (DEPLOY / "README.md").read_text())
+    assert {int(size) for size in started} == {200_000_000}
+    assert parse_bytes(f"{said[:-1]}MiB") > 200_000_000
 
 
 def commands() -> list[list[str]]:

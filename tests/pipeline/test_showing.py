@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from pipeline import progress
 from pipeline.cli import main
 from pipeline.progress import Progress
 from tests import cases
@@ -110,8 +111,8 @@ def test_u03_a_log_gets_a_line_an_interval(
 ) -> None:
     """Of 100 steps of a tenth of a second; nothing at all where nobody wants to see it."""
     log, clock = stream(), iter(range(1000))
-    monkeypatch.setattr(progress.sys, "stderr", log)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock) / 10)
+    monkeypatch.setattr(sys, "stderr", log)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock) / 10)
     with Progress("archive", 1000, shown=shown, interval_seconds=3) as display:
         for _ in range(100):
             display.add(10)
@@ -121,7 +122,7 @@ def test_u03_a_log_gets_a_line_an_interval(
 
 def test_u03_a_terminal_gets_a_bar(monkeypatch: Patch) -> None:
     log = _Terminal()
-    monkeypatch.setattr(progress.sys, "stderr", log)
+    monkeypatch.setattr(sys, "stderr", log)
     with Progress("archive", 1000, shown=True, interval_seconds=3) as display:
         display.add(1000)
     assert "100%" in log.getvalue()
