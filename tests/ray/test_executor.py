@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -102,6 +103,19 @@ def test_workers_that_cannot_be_placed_hold_nothing_up(address: str) -> None:
     outcomes = list(RayExecutor(address, 4, 2, 2, MEMORY).run(Squares(0.05), range(16)))
     assert len(outcomes) == 16
     assert all(outcome.error is None for outcome in outcomes)
+
+
+def test_no_more_is_in_flight_than_is_asked_for(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Y03 of the field cases: two workers with two items each, while a hundred wait."""
+    hand_out, in_flight = on_ray._Staff.hand_out, list[int]()
+
+    def counted(self: Any, *arguments: Any) -> None:
+        hand_out(self, *arguments)
+        in_flight.append(len(self.running))
+
+    monkeypatch.setattr(on_ray._Staff, "hand_out", counted)
+    assert len(list(RayExecutor(address, 2, 0, 2, MEMORY).run(Squares(0.02), range(100)))) == 100
+    assert (len(in_flight), max(in_flight)) == (100, 4)
 
 
 class StopWaiting(BaseException):
