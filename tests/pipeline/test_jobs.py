@@ -371,25 +371,6 @@ def test_a_file_that_cannot_be_read_fails_alone(tmp_path: Path, capsys: Capture,
     assert Ran(capsys, "archive", folder, tmp_path / "archive", *QUICK).code == 0
 
 
-def test_a_source_that_changes_is_never_a_mix(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
-    """T12, G01: overwritten with the same size after it was read."""
-    folder = write(tmp_path / "source", {"a.bin": noise(1, 100), "b.bin": noise(2, 100)})
-    read = tasks.read_segments
-
-    def overwrite_after(source: Any, part: Any, room: Any) -> Any:
-        yield from read(source, part, room)
-        if part.info.key == "b.bin":
-            (folder / "b.bin").write_bytes(noise(9, 100))
-
-    monkeypatch.setattr(tasks, "read_segments", overwrite_after)
-    ran = Ran(capsys, "archive", folder, tmp_path / "archive", *QUICK)
-    assert ran.code == 3
-    assert [item["reason"] for item in ran.json["failures"]] == ["changed_during_read"]
-    monkeypatch.undo()
-    Ran(capsys, "restore", tmp_path / "archive", tmp_path / "out")
-    assert files_of(tmp_path / "out") == {"a.bin": noise(1, 100)}
-
-
 def test_a_sabotaged_decoder_is_noticed_before_the_put(
     source: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
