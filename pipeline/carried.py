@@ -1,21 +1,24 @@
 """Which codebooks a pack carries: those that save more bytes of its records than they take at its end.
 
 A record that a book makes smaller waits, in both forms, until all that wait for this book save more than it takes. Then
-the pack carries it, and what follows may use it too. What waits in vain is stored as it is without books: no pack is
-larger than it would be if there were none.
+the pack carries it, and what follows may use it too. What waits in vain is stored as it is without books. Whatever
+comes behind one that waits does so too: a pack has its records in the order of its segments, which an index takes the
+fewest bytes to tell. So no archive is larger than it would be if there were no books.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final, TypeAlias
 
 from operators.books import Book, Books
 from operators.run import Encoded
 
-WAITING_BYTES: Final = 4 << 20
-"""Most bytes of records that wait; any further one is stored at once, without a book."""
+WAITING_BYTES: Final = 16 << 20
+"""Most bytes of records that wait; where there are more, the first is stored without a book."""
+LEAST_GAIN_BYTES: Final = 8
+"""That a codebook has to save of a record: its program, like few others, takes about half of it in a manifest."""
 
 Settled: TypeAlias = tuple[bytes, Encoded]
 """The digest of a segment, and its record."""
@@ -26,8 +29,15 @@ class Carried:
 
     def __init__(self) -> None:
         self.books = Books()
-        self._waiting: dict[bytes, list[tuple[bytes, Encoded, Encoded]]] = {}
+        self._waiting: dict[bytes, tuple[Encoded, tuple[Encoded, Book] | None]] = {}
+        self._gains: Counter[bytes] = Counter()
+        """What the books that are not carried save of the records that wait, beyond what they have to."""
         self._n_bytes = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no record waits, so that one without a book is stored at once."""
+        return not self._waiting
 
     def settle(self, digest: bytes, plain: Encoded, booked: tuple[Encoded, Book] | None) -> Iterator[Settled]:
         """Take a record, and its smaller form with the book that it needs; yield what is to be stored now.
@@ -35,37 +45,36 @@ class Carried:
         Parameters
         ----------
         digest : bytes
-            Of the segment.
+            Of the segment: no two are equal.
         plain : Encoded
+            In memory of its own, as is the smaller one.
         booked : (Encoded, Book) or None
         """
-        if booked is None:
-            yield digest, plain
-            return
-        smaller, book = booked
-        if book.id in self.books:
-            yield digest, smaller
-            return
-        n_bytes = len(plain.record) + len(smaller.record)
-        if self._n_bytes + n_bytes > WAITING_BYTES:
-            yield digest, plain
-            return
-        self._n_bytes += n_bytes
-        waiting = self._waiting.setdefault(book.id, [])
-        waiting.append((digest, _kept(plain), _kept(smaller)))
-        if sum(len(before.record) - len(after.record) for _, before, after in waiting) > len(book.to_bytes()):
-            self.books.add(book.id, book.to_bytes())
-            for one, before, after in self._waiting.pop(book.id):
-                self._n_bytes -= len(before.record) + len(after.record)
-                yield one, after
+        self._waiting[digest] = plain, booked
+        self._count(plain, booked, 1)
+        if booked is not None and self._gains[booked[1].id] > len(booked[1].to_bytes()):
+            self.books.add(booked[1].id, booked[1].to_bytes())
+        while self._waiting:
+            first = next(iter(self._waiting))
+            plain, booked = self._waiting[first]
+            is_carried = booked is not None and booked[1].id in self.books
+            if booked is not None and not is_carried and self._n_bytes <= WAITING_BYTES:
+                break
+            yield self._take(first)
 
     def rest(self) -> Iterator[Settled]:
-        """Yield what has waited in vain."""
-        for waiting in self._waiting.values():
-            for digest, plain, _ in waiting:
-                yield digest, plain
-        self._waiting.clear()
+        """Yield all that has waited."""
+        while self._waiting:
+            yield self._take(next(iter(self._waiting)))
 
+    def _take(self, digest: bytes) -> Settled:
+        plain, booked = self._waiting.pop(digest)
+        self._count(plain, booked, -1)
+        return digest, booked[0] if booked is not None and booked[1].id in self.books else plain
 
-def _kept(encoded: Encoded) -> Encoded:
-    return replace(encoded, record=bytes(encoded.record))
+    def _count(self, plain: Encoded, booked: tuple[Encoded, Book] | None, sign: int) -> None:
+        self._n_bytes += sign * len(plain.record)
+        if booked is not None:
+            smaller, book = booked
+            self._n_bytes += sign * len(smaller.record)
+            self._gains[book.id] += sign * (len(plain.record) - len(smaller.record) - LEAST_GAIN_BYTES)

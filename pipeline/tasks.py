@@ -24,7 +24,7 @@ from operators.program import Literal, Node
 from operators.run import Encoded, digest_of, encode, execute
 from operators.words import Bytes, Words, dtype_of, words_of
 from pipeline.ahead import ahead
-from pipeline.carried import Carried, Settled
+from pipeline.carried import LEAST_GAIN_BYTES, Carried, Settled
 from pipeline.commit import adopt_receipt, find_receipt
 from pipeline.executors import may_retry
 from pipeline.meters import timed
@@ -45,8 +45,6 @@ RECORD_SLACK_BYTES = 64 << 10
 """What a record may take beyond its segment while it is written: its header, and room that payloads leave."""
 RECORDS_BYTES = SEGMENT_BYTES
 """Records of a task that are held before they are written, for as long as each of its segments has room."""
-LEAST_GAIN_BYTES = 8
-"""That a codebook has to save of a record: its program, like few others, takes about half of it in a manifest."""
 READ_BYTES = SEGMENT_BYTES
 """Segments of one file are read together up to this many bytes."""
 GATHERED_BYTES = 8 << 20
@@ -357,19 +355,26 @@ class TaskWorker:
         rows: list[Row] = []
         known = {row.digest or b"": row for row in candidates}
 
-        unchecked: list[tuple[Row, memoryview, memoryview]] = []
+        unchecked: list[tuple[Row, memoryview, Bytes]] = []
+        replaced: dict[bytes, Encoded] = {}
 
         def store(settled: Iterable[Settled]) -> None:
             for digest, encoded in settled:
+                pack.room(len(encoded.record))  # what is held is checked now, if there is none, and not after this
+                encoded = replaced.pop(digest, encoded)
                 known[digest] = _with_record(known[digest], encoded, pack.add(encoded.record)[0])
 
         def check() -> None:
-            """Decode and compare what `pack` holds; append other records of segments that it does not restore."""
+            """Decode and compare records; where one does not restore its segment, another is stored in its place."""
             held = unchecked.copy()
             unchecked.clear()
             with self._checking, timed("check"):
                 others = [(row.digest or b"", encoder.checked(row, data, record)) for row, data, record in held]
-            store((digest, other) for digest, other in others if other is not None)
+            for digest, other in others:
+                if other is not None and known[digest].pack_offset is None:
+                    replaced[digest] = other  # it waits yet
+                elif other is not None:
+                    store([(digest, other)])
 
         pack.before_flush = check
         for window in windows:
@@ -383,13 +388,17 @@ class TaskWorker:
                     with timed("encode"):
                         plain, _ = encoder.write(row, data, pack.room(record_room(len(data))))
                         booked = encoder.booked(row, data, plain)
-                    if booked is None:
+                    if booked is None and carried.is_idle:
                         offset, record = pack.add(plain.record)
                         known[row.digest] = _with_record(row, plain, offset)
                         unchecked.append((row, data, record))
-                    else:  # it may wait until the segment is not there any more
+                        continue
+                    plain = replace(plain, record=bytes(plain.record))
+                    if booked is not None:
                         plain = encoder.checked(row, data, plain.record) or plain
-                        store(carried.settle(row.digest, plain, booked))
+                    else:
+                        unchecked.append((row, data, plain.record))
+                    store(carried.settle(row.digest, plain, booked))
             check()
         store(carried.rest())
         return [_placed(row, known[row.digest or b""]) for row in rows]

@@ -14,12 +14,13 @@ import pytest
 from numpy.typing import NDArray
 
 from operators import limits
+from operators.books import Book
 from operators.errors import NotFoundError
 from operators.program import LIT, Node, parse
 from operators.registry import OPERATORS_BY_NAME
 from operators.run import Encoded, digest_of, encode, execute
 from operators.words import Bytes, Words
-from pipeline import tasks
+from pipeline import carried, tasks
 from pipeline.packs import read_records
 from pipeline.plan import make_plan
 from pipeline.rows import Row
@@ -192,13 +193,21 @@ def test_a_file_that_fails_leaves_the_room_alone_in_which_others_are_used(
     assert [row.file for row in receipt.rows] == [key for key, _ in checked]
 
 
+@pytest.mark.parametrize("waiting_bytes", [0, 2500, 1 << 20])
 @pytest.mark.parametrize("memory_bytes", [1 << 20, 1200])
 def test_records_that_do_not_restore_are_replaced_in_the_pack(
-    memory_bytes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    memory_bytes: int, waiting_bytes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The segments that share one as well; whether or not the pack holds all of them in memory."""
+    """The segments that share one as well; whether or not the pack holds all of them in memory, or they wait."""
     monkeypatch.setattr(tasks, "RECORDS_BYTES", memory_bytes)
     monkeypatch.setattr(tasks, "RECORD_SLACK_BYTES", 200)
+    monkeypatch.setattr(carried, "WAITING_BYTES", waiting_bytes)
+    book = Book(8, 0, b"\2\2\2", 2)
+
+    def booked(encoder: Encoder, row: Row, data: memoryview, plain: Encoded) -> tuple[Encoded, Book] | None:
+        return (plain, book) if waiting_bytes and bytes(data) == parts[1] else None
+
+    monkeypatch.setattr(Encoder, "booked", booked)
     parts = [noise(i % 4, 1000) for i in range(8)]
     source, archive = MemoryStore({"a": b"".join(parts)}), MemoryStore()
     restores = Encoder._restores
@@ -218,8 +227,10 @@ def test_records_that_do_not_restore_are_replaced_in_the_pack(
     offsets = [row.pack_offset or 0 for row in receipt.rows]
     assert offsets[:4] == offsets[4:]
     assert len(set(offsets)) == 4
-    if memory_bytes > 8000:
+    if memory_bytes > 8000 and not waiting_bytes:
         assert offsets[2] > offsets[3], "another record, behind all of its window"
+    if waiting_bytes > 8000:
+        assert offsets[:4] == sorted(offsets[:4]), "in its place, where it waited"
     for row, (_, record) in zip(receipt.rows, read_records(archive, receipt.rows), strict=True):
         assert execute(record).tobytes() == parts[row.offset_bytes // 1000]
         assert digest_of(record) == row.stored_digest
