@@ -126,8 +126,9 @@ def test_books_are_taken_where_they_pay_and_restoring_needs_nothing_but_packs(
 def test_no_archive_of_a_checkpoint_is_larger_for_its_books(tmp_path: Path, name: str, capsys: Capture) -> None:
     """In the first of them eight records wait for books, in vain."""
     with_books, without = tmp_path / "with", tmp_path / "without"
+    source = checkpoints.path(name)
     for archive, options in ((with_books, ()), (without, ("--set", 'synth.disable=["fixed"]'))):
-        assert Ran(capsys, "archive", checkpoints.path(name), archive, "--name", "x", "--workers", "1", *options).code == 0
+        assert Ran(capsys, "archive", source, archive, "--name", "x", "--workers", "1", *options).code == 0
     assert stored_bytes(with_books) <= stored_bytes(without)
 
 
