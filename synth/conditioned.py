@@ -157,10 +157,10 @@ def _scales_of(encoding: Tiled, hole: Hole, words: Words, below: int, step: int)
 
     scales = measure(replace(encoding, signed=min(encoding.signed, 1), scales=2 if encoding.scales else 0))
     if encoding.scales == 1:
-        scales = replace(scales, columns=np.zeros_like(scales.columns))
+        scales = scales._replace(columns=np.zeros_like(scales.columns))
     if encoding.signed == 2:
         signs = measure(replace(encoding, scales=0))
-        scales = replace(scales, levels=signs.levels, flips=signs.flips)
+        scales = scales._replace(levels=signs.levels, flips=signs.flips)
     return scales
 
 

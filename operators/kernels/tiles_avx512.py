@@ -106,16 +106,14 @@ SCRATCH_BYTES_PER_COLUMN = COLUMN_BYTES + 4 + 8 * 15
 
 
 @inlined
-def _rank(frequencies: Any, t: Any, symbol: Any) -> Any:
-    """Return how many symbols come before one in canonical order, and how many slots they have."""
-    rank, start = np.int64(0), np.int64(0)
-    key = np.int64(frequencies[t, symbol]) * 64 - symbol
-    for other in range(64):
-        frequency = np.int64(frequencies[t, other])
-        before = frequency * 64 - other > key
-        rank += before
-        start += frequency if before else 0
-    return rank, start
+def _canonical(frequencies: Any, t: Any, order: Any) -> None:
+    """Set all symbols of a table in canonical order: frequent ones first, of equals the smallest."""
+    for symbol in range(64):
+        i = np.int64(symbol)
+        while i > 0 and frequencies[t, order[i - 1]] < frequencies[t, symbol]:
+            order[i] = order[i - 1]
+            i -= 1
+        order[i] = symbol
 
 
 @inlined
@@ -139,10 +137,12 @@ def encoder_tables(frequencies: NDArray[np.uint16], out: NDArray[np.uint8]) -> N
     With ``r = floor(2**32 / f)``, ``x * r >> 32`` is ``x // f`` or one less for every state x (tested for every
     frequency): ``x / f`` exceeds ``x * r / 2**32`` by less than ``x / 2**32 < 1``.
     """
+    order = np.empty(64, np.int64)
     for t in range(frequencies.shape[0]):
-        for s in range(64):
+        _canonical(frequencies, t, order)
+        start = np.int64(0)
+        for s in order:
             frequency = np.int64(frequencies[t, s])
-            _, start = _rank(frequencies, t, s)
             reciprocal = np.int64(0)
             if frequency != 0:
                 reciprocal = min((np.int64(1) << 32) // frequency, np.int64(0xFFFFFFFF))
@@ -151,6 +151,7 @@ def encoder_tables(frequencies: NDArray[np.uint16], out: NDArray[np.uint8]) -> N
             _put_u16(out, t, _E_LOW + s, reciprocal & 0xFFFF)
             _put_u16(out, t, _E_HIGH + s, reciprocal >> 16)
             out[t, _E_SYMBOLS + s] = np.uint8(s if frequency != 0 and s != ESCAPE else 0x80 | ESCAPE)
+            start += frequency
 
 
 @kernel("out")
@@ -163,15 +164,18 @@ def decoder_tables(frequencies: NDArray[np.uint16], out: NDArray[np.uint8]) -> N
         As in `encoder_tables`; symbols of frequency below 16 have at most 128 slots together.
     out : uint8 array, shape (n_tables, DECODER_BYTES)
     """
+    order = np.empty(64, np.int64)
     for t in range(frequencies.shape[0]):
+        _canonical(frequencies, t, order)
+        start = np.int64(0)
         for bucket in range(256):
             out[t, bucket] = 0
             out[t, _D_LIMIT + bucket] = np.uint8((bucket & 15) << 4 | 15)
         for slot in range(_OWN_SLOTS):
             out[t, _D_OWN + slot] = 0
-        for s in range(64):
+        for rank in range(64):
+            s = order[rank]
             frequency = np.int64(frequencies[t, s])
-            rank, start = _rank(frequencies, t, s)
             end = start + frequency
             out[t, _D_SYMBOL + rank] = np.uint8(s)
             _put_u16(out, t, _D_FREQUENCY + rank, frequency)
@@ -180,8 +184,9 @@ def decoder_tables(frequencies: NDArray[np.uint16], out: NDArray[np.uint8]) -> N
                 out[t, bucket] = np.uint8(rank)
             if frequency != 0 and end & 15:
                 out[t, _D_LIMIT + (end >> 4)] = np.uint8((end - 1) & 255)
-            for slot in range(max(start, _SLOTS - _OWN_SLOTS), end):
+            for slot in range(max(start, np.int64(_SLOTS - _OWN_SLOTS)), end):
                 out[t, _D_OWN + slot - (_SLOTS - _OWN_SLOTS)] = np.uint8(rank)
+            start = end
 
 
 # -- contexts -------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from operators.words import Words
 
 WIDE_WORDS = 1 << 17
 """Streams of so many words have two groups of 64 lanes."""
+_STATE = np.dtype("<u4")
 LOWEST = 1 << 16
 """Every lane ends in this state, plus its seed."""
 
@@ -43,7 +44,7 @@ class Scaled(Tiled):
         return frequencies, tile_heads.put_frequencies(frequencies, spare, head, bit)
 
     def take_tables(self, payload: Array8, bit: int, used: Array8) -> tuple[Tables, int]:
-        frequencies = np.empty((self.n_tables, SYMBOLS), np.uint16)
+        frequencies = BUFFERS.take("frequencies", self.n_tables * SYMBOLS, np.uint16).reshape(-1, SYMBOLS)
         return frequencies, tile_heads.take_frequencies(payload, bit, used, frequencies)
 
     def encode(self, words: Words, runs: Sequence[Run], tables: Tables, raw: Array8, room: int) -> Coded | None:
@@ -64,19 +65,18 @@ class Scaled(Tiled):
             )  # fmt: skip
             if at < 0:
                 return None
-        return Coded(states.astype("<u4").view(np.uint8), escapes[n_escapes:last_escape], stream[at:end])
+        return Coded(states.astype(_STATE, copy=False).view(np.uint8), escapes[n_escapes:last_escape], stream[at:end])
 
     def decode(
         self, payload: Array8, runs: Sequence[Run], tables: Tables, at: tuple[int, int, int],
         escapes: NDArray[np.uint16], out: Words,
     ) -> tuple[int, int]:  # fmt: skip
         raw_at, states_at, stream_at = at
-        states_end = states_at + 4 * _lanes(out.size)
-        states = payload[states_at:states_end].view("<u4").astype(np.uint32)
+        states = np.frombuffer(payload, _STATE, _lanes(out.size), states_at).astype(np.uint32)
         coder: TileCoder = tile_coder()
         prepared = BUFFERS.take("tables", self.n_tables * coder.decoder_bytes).reshape(self.n_tables, -1)
         coder.decoder_tables(tables, prepared)
-        scratch = BUFFERS.take("scratch", coder.scratch_bytes(max((run.columns for run in runs), default=0)))
+        scratch = BUFFERS.take("scratch", coder.scratch_bytes(max([run.columns for run in runs], default=0)))
         geometry = self.geometry(8 * out.itemsize)
         used = 0
         for run in runs:

@@ -11,7 +11,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, TypeAlias
+from struct import Struct
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import zstandard
@@ -28,7 +29,9 @@ from operators.literals.frames import check_frame
 from operators.words import Words
 
 MAX_COLUMNS = 1 << 16
-HEAD_BYTES = 8
+_HEAD = Struct("<II")
+"""Escapes, and the bytes of their section."""
+HEAD_BYTES = _HEAD.size
 MIN_TABLE_WORDS = 1 << 12
 """Words from which a table is made at least, where there are as many."""
 FLAT_COLUMNS = 2048
@@ -90,8 +93,7 @@ class Buffers(threading.local):
 BUFFERS = Buffers()
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Sizes that follow from the parameters and the stream.
 
     Attributes
@@ -113,8 +115,7 @@ class Layout:
     last_bytes: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scales:
+class Scales(NamedTuple):
     """Scales, as they are measured or with the window of symbols in them.
 
     Attributes
@@ -138,8 +139,7 @@ class Scales:
         return np.empty(n_rows, np.int32), np.empty(columns, np.int32), signs[:columns], signs[columns:]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Contexts:
+class Contexts(NamedTuple):
     """What tiles and their columns are coded in.
 
     Attributes
@@ -166,14 +166,8 @@ class Contexts:
         rows, rest = numbers[: TILE_ROWS * tiles], numbers[TILE_ROWS * tiles :]
         return Contexts(rows, rest[:tiles], rest[tiles:], np.empty(n_tables, np.uint8))
 
-    @property
-    def arrays(self) -> tuple[Array32, Array32, Array32, Array8]:
-        """All of them, as kernels take them."""
-        return self.rows, self.tiles, self.columns, self.used
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class Run(NamedTuple):
     """Tiles that kernels take in one call: the whole ones, or the one made of what is left.
 
     Attributes
@@ -193,8 +187,7 @@ class Run:
     contexts: tuple[Array32, Array32, Array32, Array32, Array8, Array8]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Coded:
+class Coded(NamedTuple):
     """What an encoder leaves.
 
     Attributes
@@ -304,11 +297,8 @@ class Tiled(Conditioned):
         return width_bits - self.low_bits - (self.signed > 0)
 
     def geometry(self, width_bits: int) -> NDArray[np.int64]:
-        """Return what kernels know of the parameters."""
-        field_bits = self.field_bits(width_bits)
-        return np.array(
-            (self.low_bits, self.fraction_bits, field_bits, self.signed, self.tables, self.scales), np.int64
-        )
+        """Return what kernels know of the parameters: read only."""
+        return _geometry(self, width_bits)
 
     @property
     def n_tables(self) -> int:
@@ -322,16 +312,7 @@ class Tiled(Conditioned):
 
     def layout(self, stream: Stream) -> Layout:
         """Return the sizes for `stream`."""
-        tiles = stream.n_words // self.columns // TILE_ROWS
-        tail = stream.n_words - tiles * TILE_ROWS * self.columns
-        tail_columns = tail // (2 * TILE_ROWS) * 2
-        return Layout(
-            tiles,
-            tail_columns,
-            tail - TILE_ROWS * tail_columns,
-            self.column_bytes * (tiles * self.columns + tail_columns),
-            self.column_bytes * (tail_columns or (self.columns if tiles else 0)),
-        )
+        return _layout(self, stream.n_words)
 
     def runs(self, layout: Layout, scales: Scales, contexts: Contexts) -> list[Run]:
         """Return the tiles in the order in which they are decoded."""
@@ -391,9 +372,8 @@ class Tiled(Conditioned):
         escapes = _escape_section(coded.escapes, self.field_bits(stream.width_bits), words.nbytes)
         if coded.stream.size + escapes.size > room:
             return -1
-        numbers = np.array((coded.escapes.size, escapes.size), "<u4")
         parts: tuple[Array8, ...] = (
-            numbers.view(np.uint8),
+            np.frombuffer(_HEAD.pack(coded.escapes.size, escapes.size), np.uint8),
             head[:n_head],
             raw[:n_raw],
             words[words.size - layout.rest_words :].view(np.uint8),
@@ -432,7 +412,7 @@ class Tiled(Conditioned):
         """
         if not self.signed:
             return self._magnitudes_of(words, below, step, effort)
-        geometry = self.geometry(8 * words.itemsize - below)
+        geometry = self.geometry(8 * words.itemsize - below).copy()
         geometry[0] += below
         n_rows = TILE_ROWS * (words.size // self.columns // TILE_ROWS)
         arrays = Scales.empty(-(-n_rows // step), self.columns)
@@ -465,7 +445,7 @@ class Tiled(Conditioned):
         self, words: Words, scales: Scales, rows: Array32, row_scales: Array32, n_words: int, below: int = 0
     ) -> NDArray[np.uint32]:
         """Count symbols by context (`operators.kernels.scales.count_symbols`) in a sample of about `n_words`."""
-        geometry = self.geometry(8 * words.itemsize - below)
+        geometry = self.geometry(8 * words.itemsize - below).copy()
         geometry[0] += below
         counts = self._sample()
         kernels.count_symbols(
@@ -501,16 +481,26 @@ class Tiled(Conditioned):
         counts = np.empty((self.n_tables, SYMBOLS), np.int64)
         bit, tail = tile_plans.plan_tiles(
             words, self.columns, self.geometry(8 * words.itemsize), n_sampled, measured.tail, *arrays,
-            *contexts.arrays, self._sample(), counts, head,
+            *contexts, self._sample(), counts, head,
         )  # fmt: skip
         return Scales(*arrays, tail), contexts, counts, head, bit
 
     def take_plan(self, section: Array8, stream: Stream) -> tuple[Scales, Contexts, int]:
-        """Read scales and signs; return them, what follows from them, and the bit after them. Raises FormatError."""
-        tiles = self.layout(stream).tiles
-        arrays = Scales.empty(TILE_ROWS * tiles, self.columns)
-        contexts = Contexts.empty(tiles, self.columns, self.n_tables)
-        bit, tail = tile_plans.take_plan(section, self.geometry(stream.width_bits), *arrays, *contexts.arrays)
+        """Read scales and signs; return them, what follows from them, and the bit after them. Raises FormatError.
+
+        The arrays are this thread's, until its next literal in tiles.
+        """
+        tiles, columns = self.layout(stream).tiles, self.columns
+        n_rows = TILE_ROWS * tiles
+        numbers = BUFFERS.take("plan", 2 * (n_rows + columns) + tiles, np.int32)
+        signs = BUFFERS.take("signs", 2 * columns + self.n_tables)
+        at = 2 * n_rows
+        arrays = numbers[:n_rows], numbers[at : at + columns], signs[:columns], signs[columns : 2 * columns]
+        at += columns
+        contexts = Contexts(
+            numbers[n_rows : 2 * n_rows], numbers[at + columns :], numbers[at : at + columns], signs[2 * columns :]
+        )
+        bit, tail = tile_plans.take_plan(section, self.geometry(stream.width_bits), *arrays, *contexts)
         if bit < 0:
             raise FormatError("scales", "something else", f"{self.name} literal")
         return Scales(*arrays, tail), contexts, bit
@@ -527,7 +517,7 @@ class _Source(WholeSource):
         layout = tiled.layout(self.stream)
         if payload.size < HEAD_BYTES:
             raise FormatError(f"{HEAD_BYTES} bytes", str(payload.size), f"{tiled.name} literal")
-        n_escapes, escape_bytes = map(int, payload[:HEAD_BYTES].view("<u4"))
+        n_escapes, escape_bytes = _HEAD.unpack_from(payload.data)
         head = payload[HEAD_BYTES:]
         scales, contexts, bit = tiled.take_plan(head, self.stream)
         tables, n_head = tiled.take_tables(head, bit, contexts.used)
@@ -553,7 +543,7 @@ class _Source(WholeSource):
         field_bits = self._tiled.field_bits(self.stream.width_bits)
         if n_escapes > self.stream.n_words:
             raise FormatError(f"at most {self.stream.n_words} escapes", str(n_escapes), f"{self._tiled.name} literal")
-        escapes = np.zeros(n_escapes + SLACK, np.uint16)
+        escapes = BUFFERS.take("escapes", n_escapes + SLACK, np.uint16)
         if section.size == packed_bytes(n_escapes, field_bits):
             unpack(section, field_bits, escapes[:n_escapes])
             return escapes
@@ -564,6 +554,30 @@ class _Source(WholeSource):
             raise FormatError(f"{n_escapes} escapes", str(error), f"{self._tiled.name} literal") from None
         escapes[:n_escapes] = np.frombuffer(data, "<u2")
         return escapes
+
+
+@lru_cache(1 << 10)
+def _geometry(tiled: Tiled, width_bits: int) -> NDArray[np.int64]:
+    numbers = (
+        tiled.low_bits, tiled.fraction_bits, tiled.field_bits(width_bits), tiled.signed, tiled.tables, tiled.scales
+    )  # fmt: skip
+    geometry = np.array(numbers, np.int64)
+    geometry.setflags(write=False)
+    return geometry
+
+
+@lru_cache(1 << 10)
+def _layout(tiled: Tiled, n_words: int) -> Layout:
+    tiles = n_words // tiled.columns // TILE_ROWS
+    tail = n_words - tiles * TILE_ROWS * tiled.columns
+    tail_columns = tail // (2 * TILE_ROWS) * 2
+    return Layout(
+        tiles,
+        tail_columns,
+        tail - TILE_ROWS * tail_columns,
+        tiled.column_bytes * (tiles * tiled.columns + tail_columns),
+        tiled.column_bytes * (tail_columns or (tiled.columns if tiles else 0)),
+    )
 
 
 @lru_cache(64)
