@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -18,13 +19,13 @@ from typing import cast
 
 from blake3 import blake3
 
-from operators.errors import ArchiveError, DigestError, FormatError
+from operators.errors import ArchiveError, DamageError, DigestError, FormatError, UnsupportedError
 from operators.limits import SEGMENT_BYTES
 from operators.record import PACK_FOOTER_BYTES, PACK_HEADER_BYTES, index_range, take_record
 from operators.run import digest_of
 from pipeline.commit import file_entries
 from pipeline.executors import each_attempt
-from pipeline.packs import SAMPLED, WINDOW_BYTES, read_index, read_records
+from pipeline.packs import SAMPLED, WINDOW_BYTES, Place, read_index
 from pipeline.plan import Finding, Part
 from pipeline.reading import ArchivedFile, check_file, range_bytes
 from pipeline.rows import Row
@@ -199,7 +200,7 @@ class _Decoded:
 
 
 def pack_rows(store: SourceStore, pack: Dated) -> list[Row]:
-    """Return the rows of the index of a pack, with what its records say.
+    """Return the rows of the index of a pack, with what its records say; but for the index it is read once.
 
     Raises
     ------
@@ -210,23 +211,70 @@ def pack_rows(store: SourceStore, pack: Dated) -> list[Row]:
     """
     info = ObjectInfo(pack.key, pack.n_bytes, "")
     digest = bytes.fromhex(pack.key.rpartition("/")[2])
-    hasher = blake3()
-    for start in range(0, pack.n_bytes, WINDOW_BYTES):
-        hasher.update(store.get_ranges(info, [(start, min(start + WINDOW_BYTES, pack.n_bytes))])[0])
+    told: list[Row] = []
+    own: list[Row] = []
+    fault: ArchiveError | None = None
+    try:
+        for row in _index(store, info):
+            (told if row.pack is not None else own).append(row)
+        own = _in_turn([replace(row, pack=digest, pack_bytes=pack.n_bytes) for row in own])
+    except (DamageError, UnsupportedError) as error:  # told only of a pack that has its digest
+        own, fault = [], error
+    hasher, start, waiting = blake3(), 0, deque(own)
+    for stop in _stops(map(Place.of, own), pack.n_bytes):
+        [data] = store.get_ranges(info, [(start, stop)])
+        hasher.update(data)
+        while waiting and (place := Place.of(waiting[0])).end <= stop:
+            row, record = waiting.popleft(), data[place.offset - start : place.end - start]
+            try:
+                told.append(_told_by(record, row))
+            except (DamageError, UnsupportedError) as error:
+                fault = fault or error
+        start = stop
     if hasher.digest() != digest:
         raise DigestError(digest.hex(), hasher.hexdigest(), pack.key, "restore the pack from another copy")
-    ends = [(0, PACK_HEADER_BYTES), (max(0, pack.n_bytes - PACK_FOOTER_BYTES), pack.n_bytes)]
-    header, footer = store.get_ranges(info, ends)
-    [index] = store.get_ranges(info, [index_range(header, footer, pack.n_bytes)])
-    rows = read_index(index, pack.key)
-    own = [replace(row, pack=digest, pack_bytes=pack.n_bytes) for row in rows if row.pack is None]
-    own.sort(key=lambda row: row.pack_offset or 0)
-    told = [row for row in rows if row.pack is not None]
-    for row, data in read_records(store, own):
-        record = take_record(data)
-        program, stored_digest = str(record.program), digest_of(data)
-        told.append(replace(row, digest=record.digest, program=program, stored_digest=stored_digest))
+    if fault is not None:
+        raise fault
     return told
+
+
+def _index(store: SourceStore, info: ObjectInfo) -> Iterable[Row]:
+    if info.n_bytes < PACK_HEADER_BYTES + PACK_FOOTER_BYTES:
+        raise FormatError("a pack", f"{info.n_bytes} bytes", info.key)
+    ends = [(0, PACK_HEADER_BYTES), (info.n_bytes - PACK_FOOTER_BYTES, info.n_bytes)]
+    header, footer = store.get_ranges(info, ends)
+    [index] = store.get_ranges(info, [index_range(header, footer, info.n_bytes)])
+    return read_index(index, info.key)
+
+
+def _in_turn(rows: Iterable[Row]) -> list[Row]:
+    """Return rows in the order of their records, of which equal segments share one. Raises FormatError otherwise."""
+    found = sorted(rows, key=lambda row: row.pack_offset or 0)
+    last = (0, 0)
+    for row in found:
+        place = Place.of(row)
+        if not (place.offset, place.end) == last and not last[1] <= place.offset <= place.end <= place.pack_bytes:
+            raise FormatError("records one after the other", f"{place.offset} to {place.end}", row.where)
+        last = (place.offset, place.end)
+    return found
+
+
+def _stops(places: Iterable[Place], n_bytes: int) -> Iterator[int]:
+    """Yield where the pieces end in which a pack is read: each of about a window, and no record in two."""
+    start = last = 0
+    for offset, end in (*((place.offset, place.end) for place in places), (n_bytes, n_bytes)):
+        if end - start > WINDOW_BYTES and last > start:
+            yield (start := last)
+        while offset - start > WINDOW_BYTES:
+            yield (start := start + WINDOW_BYTES)
+        last = end
+    if start < n_bytes:
+        yield n_bytes
+
+
+def _told_by(data: memoryview, row: Row) -> Row:
+    record = take_record(data)
+    return replace(row, digest=record.digest, program=str(record.program), stored_digest=digest_of(data))
 
 
 def _range_of(store: SourceStore, file: ArchivedFile, start: int, stop: int) -> bytes:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipeline import driver
+from operators.errors import DigestError, FormatError
+from operators.record import PACK_FOOTER_BYTES, PACK_HEADER_BYTES
+from pipeline import driver, salvage
 from pipeline.archive import find_snapshot, load_manifest
 from pipeline.packs import pack_key
+from pipeline.rows import Row
 from pipeline.snapshots import time_text
-from pipeline.store import open_source
+from pipeline.store import Dated, open_source
+from tests import forge
 from tests.cases import bf16, noise, safetensors
+from tests.memory_store import MemoryStore
 from tests.pipeline.test_jobs import QUICK, Capture, Patch, Ran, files_of, objects_of, write
 
 SMALL_TASKS = (*QUICK, "--set", "task_bytes=64KiB")
@@ -227,6 +234,47 @@ def test_without_snapshots_a_file_that_is_not_whole_is_none(tmp_path: Path, caps
             assert {item["key"]: item["reason"] for item in shown.json["lost"]} == {"a.safetensors": "lost_pack"}
             assert [item["key"] for item in shown.json["files"]] == ["b.bin"]
         path.write_bytes(data)
+
+
+@pytest.mark.parametrize("window_bytes", [1, 700, 1 << 20])
+def test_a_pack_is_read_once(window_bytes: int, monkeypatch: Patch) -> None:
+    """But for its ends and its index; in pieces of any size, of which none ends within a record."""
+    monkeypatch.setattr(salvage, "WINDOW_BYTES", window_bytes)
+    objects = forge.archive([forge.sound(noise(i, 300 * i), f"{i}.bin") for i in range(1, 7)])
+    store = MemoryStore(objects)
+    rows = load_manifest(store, find_snapshot(store))
+    [(key, data)] = ((key, data) for key, data in objects.items() if key.startswith("packs/"))
+    assert _told(store, key, len(data)) == sorted(rows, key=lambda row: row.file)
+    read: list[int] = []
+    plain = store.get_ranges
+
+    def counted(info: Any, ranges: Any, room: Any = None) -> Any:
+        read.extend(stop - start for start, stop in ranges)
+        return plain(info, ranges, room)
+
+    monkeypatch.setattr(store, "get_ranges", counted)
+    salvage.pack_rows(store, Dated(key, len(data), 0))
+    index_bytes = read[2]
+    assert sum(read) == PACK_HEADER_BYTES + PACK_FOOTER_BYTES + index_bytes + len(data)
+    assert (len(read) > 9) is (window_bytes < 1 << 20)
+
+
+def _told(store: MemoryStore, key: str, n_bytes: int) -> list[Row]:
+    return sorted(salvage.pack_rows(store, Dated(key, n_bytes, 0)), key=lambda row: row.file)
+
+
+@pytest.mark.parametrize("place", [9, 200, 1 << 40])
+def test_records_of_a_pack_that_overlap_or_lie_beyond_it_are_damage(place: int) -> None:
+    """The index says so, under the right digest; a pack with another digest is told to have that."""
+    pairs = [forge.sound(noise(i, 300), f"{i}.bin") for i in range(3)]
+    index = forge.archive(
+        [(replace(row, pack_offset=place if i == 1 else None), data) for i, (row, data) in enumerate(pairs)]
+    )
+    [(key, data)] = ((key, data) for key, data in index.items() if key.startswith("packs/"))
+    with pytest.raises(FormatError):
+        _told(MemoryStore({key: data}), key, len(data))
+    with pytest.raises(DigestError):
+        _told(MemoryStore({key: data + b"x"}), key, len(data) + 1)
 
 
 def test_of_many_versions_the_digest_of_a_file_tells_the_right_one(tmp_path: Path, capsys: Capture) -> None:
