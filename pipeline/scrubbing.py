@@ -116,7 +116,7 @@ def receipts(store: SourceStore) -> Iterator[Receipt]:
         match = _RECEIPT.fullmatch(item.key)
         if match is not None and 1 <= int(match[3]) <= int(match[4]):
             content: Any = None
-            with contextlib.suppress(ValueError, NotFoundError, LimitError):
+            with contextlib.suppress(ValueError, RecursionError, NotFoundError, LimitError):
                 content = json.loads(store.get(item.key, max_bytes=RECEIPT_BYTES_MAX))
             content = content if isinstance(content, dict) else {}
             yield Receipt(item.key, item.written, match[2], Part(int(match[3]), int(match[4])), content)
