@@ -20,7 +20,9 @@ export RAY_USAGE_STATS_ENABLED := 0
 .PHONY: demo test test-slow bench lint clean
 .DELETE_ON_ERROR:
 
+# Kernels first: two processes of pytest would each compile them.
 test: lint $(VENV)/.torch
+	$(BIN)/python -m synth.warm
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not serial" -q
 	$(BIN)/python -m pytest -m "serial and not slow" -q
 

@@ -1,12 +1,12 @@
-"""Compile what programs of the default recipe run, before the first of them: ``python -m operators.warm``.
+"""What programs of the default recipe run, on a few words of each width, so that it is compiled before the first.
 
-Compiled kernels are kept (`operators.kernels.cache`); an image that ran this starts its workers warm. A
-kernel is compiled for types and not for sizes, so a few words of each width do.
+A kernel is compiled for types and not for sizes, and kept (`operators.kernels.cache`). `synth.warm` runs this.
 """
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -42,36 +42,61 @@ PROGRAMS = {
 Many words take another path than few."""
 
 
-def warm() -> None:
-    """Compile or load the kernels of all encodings and of the usual fields, for writing and for reading."""
-    for (width_bits, texts), n_words in product(PROGRAMS.items(), (N_WORDS, MOST_WORDS + N_WORDS)):
-        words = np.arange(n_words, dtype=f"u{width_bits // 8}") % 5
-        look(words, 0)
-        # Named, so that also those run that five words in a row would not choose.
-        encodings = [Node(Literal(name)) for name in ENCODINGS_BY_NAME]
-        for program in (LIT, *encodings, *map(parse, texts)):
-            if n_words > N_WORDS and isinstance(program.op, Partition):
-                continue  # of another count of rows, but the same kernels
-            if program in encodings and width_bits > 16 and program.op in (Literal("huffman"), Literal("rans")):
-                continue
-            _run(program, words)
+def fields(width_bits: int, n_words: int) -> None:
+    """Run all encodings and the usual programs on words of a width."""
+    words = np.arange(n_words, dtype=f"u{width_bits // 8}") % 5
+    look(words, 0)
+    # Named, so that also those run that five words in a row would not choose.
+    encodings = [Node(Literal(name)) for name in ENCODINGS_BY_NAME]
+    for program in (LIT, *encodings, *map(parse, PROGRAMS[width_bits])):
+        if n_words > N_WORDS and isinstance(program.op, Partition):
+            continue  # of another count of rows, but the same kernels
+        if program in encodings and width_bits > 16 and program.op in (Literal("huffman"), Literal("rans")):
+            continue
+        run(program, words)
+
+
+def tiles(name: str) -> None:
+    """Run a conditioned encoding on words of 8 and 16 bits."""
     for width_bits, fraction_bits, low_bits in ((8, 2, 1), (16, 2, 5)):
-        for name in (Scaled.name, ScaledHuffman.name):
-            for signed in (0, 1, 2):
-                # Exponents around the middle: words that such an encoding makes smaller.
-                words = (np.arange(4096) % 7 + 8 << low_bits).astype(f"u{width_bits // 8}")
-                _run(Node(Literal(name, (16, low_bits, fraction_bits, signed, 2, 2))), words)
+        for signed in (0, 1, 2):
+            # Exponents around the middle: words that such an encoding makes smaller.
+            words = (np.arange(4096) % 7 + 8 << low_bits).astype(f"u{width_bits // 8}")
+            run(Node(Literal(name, (16, low_bits, fraction_bits, signed, 2, 2))), words)
+
+
+def books() -> None:
+    """Run codebooks on words of 8 and 12 bits."""
     for width_bits, book_bits, text in ((8, 8, "{}"), (16, 12, "merge[12,4]({}, lit)")):
         book = Book(book_bits, 0, bytes((1,)), 1)
         words = (np.arange(4096) % 2).astype(f"u{width_bits // 8}")
-        _run(parse(text.format(f"fixed[{book.number},0]")), words, Books([book]))
+        run(parse(text.format(f"fixed[{book.number},0]")), words, Books([book]))
 
 
-def _run(program: Node, words: Words, books: Books | None = None) -> None:
-    encoded = encode(program, words, books=books)
+def small() -> None:
+    """Run programs on few words of all widths, which nearly the same kernels do."""
+    for width_bits in PROGRAMS:
+        fields(width_bits, N_WORDS)
+
+
+JOBS: tuple[Callable[[], None], ...] = (
+    small,
+    partial(tiles, ScaledHuffman.name),
+    partial(tiles, Scaled.name),
+    *(partial(fields, width_bits, MOST_WORDS + N_WORDS) for width_bits in (16, 32, 8, 64)),
+    books,
+)
+"""What `warm` does, in parts that compile few kernels in common, the longest first."""
+
+
+def warm() -> None:
+    """Compile or load the kernels of all encodings and of the usual fields, for writing and for reading."""
+    for job in JOBS:
+        job()
+
+
+def run(program: Node, words: Words, known: Books | None = None) -> None:
+    """Encode words, decode them, and compare."""
+    encoded = encode(program, words, books=known)
     assert encoded is not None, "these programs take these words"
-    execute(encoded.record, books)
-
-
-if __name__ == "__main__":
-    warm()
+    execute(encoded.record, known, expected=words)

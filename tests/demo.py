@@ -106,8 +106,8 @@ def timed(action: Callable[[], bytes]) -> tuple[float, bytes]:
 
 
 def main() -> None:
-    say("Kernels are compiled on the first run, and kept:")
-    step("ready", run([sys.executable, "-m", "operators.warm"]), "python -m operators.warm")
+    say("Kernels are compiled on the first run, on all CPUs, and kept:")
+    step("ready", run([sys.executable, "-m", "synth.warm"]), "python -m synth.warm")
     say(f"\nA real checkpoint, carried by an ordinary package: {CHECKPOINT}")
     file = path(CHECKPOINT)
     with tempfile.TemporaryDirectory() as scratch:
