@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -26,8 +26,9 @@ from operators.errors import (
     UsageError,
 )
 from pipeline.packs import pack_key
+from pipeline.parquet import from_parquet
 from pipeline.plan import Finding
-from pipeline.rows import Row, from_parquet
+from pipeline.rows import Row, Rows, values_of
 from pipeline.snapshots import LAYOUT_VERSION, Snapshot, from_json, time_text
 from pipeline.store import SourceStore, Store, folder_url
 
@@ -291,7 +292,7 @@ def latest_time(text: str) -> str:
     return time_text(time.replace(tzinfo=time.tzinfo or UTC).astimezone(UTC))
 
 
-def load_manifest(store: SourceStore, snapshot: Snapshot) -> list[Row]:
+def load_manifest(store: SourceStore, snapshot: Snapshot) -> Rows:
     """Return the rows of a snapshot, checked against it and tiling its files.
 
     Raises
@@ -326,7 +327,7 @@ def manifest_bytes(store: SourceStore, snapshot: Snapshot) -> bytes:
     return data
 
 
-def check_tiles(files: Mapping[str, int], rows: Sequence[Row], where: str) -> None:
+def check_tiles(files: Mapping[str, int], rows: Iterable[Row], where: str) -> None:
     """Check that ordered `rows` tile `files` exactly: no gap, no overlap, no file too much or too few.
 
     Raises
@@ -335,11 +336,11 @@ def check_tiles(files: Mapping[str, int], rows: Sequence[Row], where: str) -> No
         They do not; the first file is named.
     """
     filled: dict[str, int] = {}
-    for row in rows:
-        end = filled.get(row.file, 0)
-        if row.offset_bytes != end:
-            raise FormatError(f"a segment at {end}", f"one at {row.offset_bytes}", f"{where}: {row.file}")
-        filled[row.file] = row.segment.end_bytes
+    for file, offset_bytes, n_bytes in values_of(rows, "file", "offset_bytes", "n_bytes"):
+        end = filled.get(file, 0)
+        if offset_bytes != end:
+            raise FormatError(f"a segment at {end}", f"one at {offset_bytes}", f"{where}: {file}")
+        filled[file] = offset_bytes + n_bytes
     for key in sorted(filled.keys() | files.keys()):
         if filled.get(key, 0) != files.get(key, -1):
             expected = f"{files[key]} bytes" if key in files else "no segment"
@@ -355,11 +356,13 @@ def pack_sizes(rows: Iterable[Row]) -> dict[bytes, int]:
         A row has no record, or two rows disagree.
     """
     sizes: dict[bytes, int] = {}
-    for row in rows:
-        if row.pack is None or row.pack_bytes is None or row.pack_offset is None or row.stored_bytes is None:
-            raise FormatError("a row with a record", "none", row.where)
-        if sizes.setdefault(row.pack, row.pack_bytes) != row.pack_bytes:
-            raise FormatError(f"a pack of {sizes[row.pack]} bytes", f"{row.pack_bytes}", row.where)
+    columns = ("file", "offset_bytes", "pack", "pack_bytes", "pack_offset", "stored_bytes")
+    for file, offset_bytes, *record in values_of(rows, *columns):
+        if None in record:
+            raise FormatError("a row with a record", "none", f"{file}@{offset_bytes}")
+        pack, pack_bytes, _, _ = record
+        if sizes.setdefault(pack, pack_bytes) != pack_bytes:
+            raise FormatError(f"a pack of {sizes[pack]} bytes", f"{pack_bytes}", f"{file}@{offset_bytes}")
     return sizes
 
 

@@ -33,7 +33,7 @@ from pipeline.reading import ArchivedFile, Tensors, archived_files, check_file, 
 from pipeline.report import Report, printable
 from pipeline.restore import RestoreJob, restore_files, write_tensor
 from pipeline.retention import checked_tags, tags_of
-from pipeline.rows import Row
+from pipeline.rows import Row, Rows
 from pipeline.snapshots import Snapshot
 from pipeline.store import SourceStore, folder_url, open_source, open_store
 from pipeline.summary import DONE, FAILED_ALL, FAILED_ITEMS, Failed, Summary, stored_bytes_of
@@ -71,7 +71,7 @@ def _executor(arguments: argparse.Namespace, run: Run) -> Executor:
     return RayExecutor(arguments.ray, run.workers, run.retries, run.tasks_in_flight, run.memory_bytes)
 
 
-def _open(arguments: argparse.Namespace, run: Run) -> tuple[SourceStore, Snapshot, list[Row]]:
+def _open(arguments: argparse.Namespace, run: Run) -> tuple[SourceStore, Snapshot, Rows]:
     """Open an archive and load the snapshot that the user means, with its rows."""
     store = open_source(arguments.archive, run.storage_options)
     snapshot = find_snapshot(store, arguments.snapshot, arguments.as_of)
@@ -191,7 +191,7 @@ def _restore_files(
     for key, path_error in refused.items():
         summary.failures.append(Failed.of(key, path_error))
     items = [item for item in items if item.entry.key not in refused]
-    restored: list[Row] = []
+    restored: list[Rows] = []
     with report.progress("restore", run.progress_seconds, sum(item.n_bytes for item in items)) as progress:
         for outcome in restore_files(job, items, _executor(arguments, run), run.retries, progress.add):
             progress.note(f"{outcome.item.entry.key}: {outcome.error or 'restored'}")
@@ -200,14 +200,14 @@ def _restore_files(
                     raise outcome.error
                 summary.failures.append(Failed.of(outcome.item.entry.key, outcome.error))
                 continue
-            rows = outcome.item.rows
+            rows = Rows.of(outcome.item.rows)
             summary.files += 1
-            summary.tensors += sum(row.n_tensors for row in rows)
+            summary.tensors += int(rows.integers("n_tensors").sum())
             summary.segments += len(rows)
             summary.verified += len(rows)
             summary.source_bytes += outcome.item.n_bytes
-            restored += rows
-    summary.stored_bytes = record_bytes(restored)
+            restored.append(rows)
+    summary.stored_bytes = record_bytes(Rows.joined(restored))
 
 
 def _restore_tensor(
@@ -349,7 +349,8 @@ def _range(text: str, n_bytes: int) -> tuple[int, int]:
 
 def record_bytes(rows: Iterable[Row]) -> int:
     """Return the bytes of the records of `rows`; equal segments share one."""
-    return sum({(row.pack, row.pack_offset): row.stored_bytes or 0 for row in rows}.values())
+    found = Rows.of(rows)
+    return int(found.integers("stored_bytes")[found.have_new_records()].sum())
 
 
 def default_checkpoint(source: str) -> str:

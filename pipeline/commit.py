@@ -8,8 +8,7 @@ create-only, and the next run takes it up.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
 
 from blake3 import blake3
 
@@ -41,9 +40,10 @@ from pipeline.archive import (
 from pipeline.canonical import digest_of_json
 from pipeline.condemned import spare
 from pipeline.packs import pack_key
+from pipeline.parquet import content_digest, from_parquet, to_parquet
 from pipeline.plan import Finding, Plan, Task, adopt
-from pipeline.rows import Row, content_digest, from_parquet, row_order, to_parquet
-from pipeline.segments import layout_of
+from pipeline.rows import SEGMENT_COLUMNS, Row, Rows
+from pipeline.segments import Segment, layout_of
 from pipeline.snapshots import FileEntry, Snapshot, Totals, from_json, inventory_digest
 from pipeline.store import ObjectInfo, SourceStore, Store, key_order
 
@@ -156,7 +156,7 @@ def find_prior(store: SourceStore, run: str) -> bytes | None:
         return None
 
 
-def find_receipt(store: SourceStore, run: str, task: Task) -> list[Row] | None:
+def find_receipt(store: SourceStore, run: str, task: Task) -> Rows | None:
     """Return the rows of a task that is done, its packs there, or None.
 
     Raises
@@ -174,22 +174,22 @@ def find_receipt(store: SourceStore, run: str, task: Task) -> list[Row] | None:
     return None if missing_packs(store, pack_sizes(rows)) else rows
 
 
-def adopt_receipt(store: Store, run: str, task: Task, rows: Sequence[Row]) -> list[Row]:
+def adopt_receipt(store: Store, run: str, task: Task, rows: Sequence[Row]) -> Rows:
     """Store the rows of a finished task, whose pack is stored; return those of whoever was first."""
     key = receipt_key(run, task.id)
     return _receipt(put_once(store, key, to_parquet(rows), ROWS_BYTES_MAX), task, key)
 
 
-def find_receipts(store: SourceStore, run: str, tasks: Sequence[Task]) -> dict[int, list[Row]]:
+def find_receipts(store: SourceStore, run: str, tasks: Sequence[Task]) -> dict[int, Rows]:
     """Return the rows of all tasks that are done, by ordinal; one listing tells which."""
     prefix = receipt_key(run, "")
     done = {info.key.removeprefix(prefix) for info in store.list(prefix)}
-    wanted = [task for task in tasks if task.id in done]
+    wanted = [task for task in tasks if task.id in done] if done else []
     found = each(lambda task: find_receipt(store, run, task), wanted)
     return {task.ordinal: rows for task, rows in zip(wanted, found, strict=True) if rows is not None}
 
 
-def _evidence(data: bytes, key: str) -> list[Row]:
+def _evidence(data: bytes, key: str) -> Rows:
     """Return the rows of an object that only saves work: where it is damaged, it may be removed."""
     try:
         return from_parquet(data, key)
@@ -197,13 +197,13 @@ def _evidence(data: bytes, key: str) -> list[Row]:
         raise type(error)(error.expected, error.found, error.where, "remove it and run again") from error
 
 
-def _receipt(data: bytes, task: Task, key: str) -> list[Row]:
+def _receipt(data: bytes, task: Task, key: str) -> Rows:
     rows = _evidence(data, key)
-    planned = {(row.file, row.segment) for row in task.rows()}
-    for row in rows:
-        if (row.file, row.segment) not in planned:
-            raise FormatError("segments of this task", row.where, key, "remove it and run again")
-    return [replace(row, task=task.ordinal) for row in rows]  # another plan may have had it in another place
+    planned = ((part.info.key, segment) for part in task.parts for segment in part.segments)
+    for file, *segment in rows.values("file", *SEGMENT_COLUMNS):
+        if (file, Segment(*segment)) not in planned:  # both are in the same order
+            raise FormatError("segments of this task", f"{file}@{segment[0]}", key, "remove it and run again")
+    return rows.with_task(task.ordinal)  # another plan may have had it in another place
 
 
 # -- the commit ---------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def commit(
     """
     files = draft.files
     kept = {info.key for info in files}
-    ordered = sorted((row for row in rows if row.file in kept), key=row_order)
+    ordered = Rows.of(rows).of_files(kept).ordered()
     check_tiles({info.key: info.n_bytes for info in files}, ordered, "receipts")
     sizes = pack_sizes(ordered)
     manifest = to_manifest(ordered)
@@ -305,7 +305,7 @@ def commit(
         failures=draft.failures,
         totals=Totals(
             files=len(files),
-            tensors=sum(row.n_tensors for row in ordered),
+            tensors=int(ordered.integers("n_tensors").sum()),
             segments=len(ordered),
             source_bytes=sum(info.n_bytes for info in files),
             packs=len(sizes),
@@ -323,21 +323,22 @@ def commit(
 
 def to_manifest(rows: Iterable[Row]) -> bytes:
     """Return ordered rows as a manifest has them: without the place in the plan, which no pack tells."""
-    return to_parquet(replace(row, task=0) for row in rows)
+    return to_parquet(Rows.of(rows).with_task(0))
 
 
 def file_entries(files: Iterable[ObjectInfo], rows: Iterable[Row]) -> list[FileEntry]:
     """Return the entries of a snapshot for `files`, both in the order of keys."""
-    by_file = {key: list(group) for key, group in groupby(rows, lambda row: row.file)}
+    by_file = {key: group for (key,), group in Rows.of(rows).by("file")}
     entries = []
     for info in sorted(files, key=key_order):
         digest = blake3()
-        for row in by_file.get(info.key, []):
-            if row.digest is None:
-                raise FormatError("a row with a digest", "none", row.where)
-            digest.update(row.n_bytes.to_bytes(8, "little") + row.digest)
-        if info.key in by_file:
-            kind, reason = by_file[info.key][0].format, by_file[info.key][0].reason
+        found = by_file.get(info.key, Rows())
+        for n_bytes, segment_digest in found.values("n_bytes", "digest"):
+            if segment_digest is None:
+                raise FormatError("rows with digests", "one without", info.key)
+            digest.update(n_bytes.to_bytes(8, "little") + segment_digest)
+        if found:
+            kind, reason = found.at(0, "format", "reason")
         else:
             empty = layout_of(lambda *_: b"", info.key, 0)
             kind, reason = empty.format, empty.reason

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from operators.errors import ArchiveError, DigestError, NotFoundError
 from operators.run import digest_of
 from pipeline.plan import Finding
-from pipeline.rows import Row
+from pipeline.rows import Row, Rows
 from pipeline.snapshots import FileEntry
 from pipeline.store import ObjectInfo, SourceStore, open_source
 from pipeline.summary import Failed
@@ -24,7 +23,7 @@ class SourceItem:
     """Neighbouring segments of one file, read at once."""
 
     info: ObjectInfo
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
 
     @property
     def n_bytes(self) -> int:
@@ -67,22 +66,20 @@ class SourceComparer:
         return Verified(len(item.rows), tuple(failures))
 
 
-def source_items(entries: Iterable[FileEntry], rows: Sequence[Row]) -> list[SourceItem]:
+def source_items(entries: Iterable[FileEntry], rows: Rows) -> list[SourceItem]:
     """Return the segments of `entries` as they are to be read; `rows` in the order of a manifest, any left out."""
     infos = {entry.key: entry.info for entry in entries}
-    files = groupby((row for row in rows if row.file in infos), lambda row: row.file)
-    return [SourceItem(infos[key], window) for key, group in files for window in _windows(group)]
+    files = rows.of_files(infos).by("file")
+    return [SourceItem(infos[key], window) for (key,), group in files for window in _windows(group)]
 
 
-def _windows(rows: Iterable[Row]) -> Iterator[tuple[Row, ...]]:
-    window: list[Row] = []
-    for row in rows:
-        if window and row.segment.end_bytes - window[0].offset_bytes > READ_BYTES:
-            yield tuple(window)
-            window = []
-        window.append(row)
-    if window:
-        yield tuple(window)
+def _windows(rows: Rows) -> Iterator[Rows]:
+    first, start_bytes = 0, rows.at(0, "offset_bytes")[0]
+    for index, (offset_bytes, n_bytes) in enumerate(rows.values("offset_bytes", "n_bytes")):
+        if index > first and offset_bytes + n_bytes - start_bytes > READ_BYTES:
+            yield rows[first:index]
+            first, start_bytes = index, offset_bytes
+    yield rows[first:]
 
 
 def compare_listing(source: SourceStore, entries: Iterable[FileEntry]) -> tuple[list[Failed], list[Finding]]:

@@ -45,6 +45,7 @@ from pipeline.plan import Finding, select
 from pipeline.planning import Planned, plan_run
 from pipeline.progress import Progress
 from pipeline.retention import add_tags
+from pipeline.rows import Rows
 from pipeline.snapshots import Snapshot, package_version, time_text
 from pipeline.store import ObjectInfo, SourceStore, Store, folder_url, open_source, open_store
 from pipeline.summary import Failed, Summary, stored_bytes_of
@@ -157,7 +158,7 @@ class ArchiveRun:
         summary.warnings = [*earlier.lost, *planned.warnings, *lint(draft.files, self._read)]
         done = find_receipts(self.archive, draft.run, plan.tasks)
         summary.resumed_tasks = len(done)
-        rows = [row for task_rows in done.values() for row in task_rows]
+        receipts = dict(done)
         progress.expect(plan.n_bytes)
         progress.add(sum(task.n_bytes for task in plan.tasks if task.ordinal in done))
         pending = earlier.with_candidates(task for task in plan.tasks if task.ordinal not in done)
@@ -170,11 +171,12 @@ class ArchiveRun:
                 assert outcome.error is not None
                 failed += [Failed.of(part.info.key, outcome.error) for part in task.parts]
                 continue
-            rows += receipt.rows
-            count("brevis_stored_bytes", new_pack_bytes(receipt.rows, earlier))
+            receipts[task.ordinal] = rows = Rows.of(receipt.rows)
+            count("brevis_stored_bytes", new_pack_bytes(rows, earlier))
             failed += [Failed.of(key, error) for key, error in receipt.failures]
-            summary.verified += len(receipt.rows)
+            summary.verified += len(rows)
             summary.warnings += [Finding(where, ALARM, "stored as plain bytes") for where in receipt.alarms]
+        rows = Rows.joined(receipts[ordinal] for ordinal in sorted(receipts))
         failed += self._changed(files, summary)
         summary.failures = list({failure.key: failure for failure in failed}.values())
         findings = tuple(
@@ -188,9 +190,9 @@ class ArchiveRun:
             first = summary.failures[0]
             found = f"none: {first.message.removesuffix(f'; {first.next_step}')}"
             raise StoreError("at least one file that can be archived", found, self.order.source_url, first.next_step)
-        summary.unchanged_bytes = sum(row.n_bytes for row in planned.unchanged)
+        summary.unchanged_bytes = int(planned.unchanged.integers("n_bytes").sum())
         summary.deduplicated_bytes = shared_bytes(rows, earlier)
-        rows += planned.unchanged
+        rows = Rows.joined((rows, planned.unchanged))
         now = time_text(datetime.now(UTC))
         snapshot = commit(self.archive, draft, rows, self.source.list, now)
         alarms = [found for found in summary.warnings if found.reason == ALARM]

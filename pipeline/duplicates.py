@@ -16,14 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby
+from itertools import groupby
+
+import numpy as np
 
 from operators.errors import DamageError, NotFoundError
 from pipeline.archive import load_manifest, manifest_key, missing_packs, pack_sizes
 from pipeline.commit import Base
 from pipeline.packs import pack_key
 from pipeline.plan import TASK_SEGMENTS, Finding, Part, Plan, Task
-from pipeline.rows import Row
+from pipeline.rows import Row, Rows, held_fingerprints, held_segments, values_of
 from pipeline.segments import Segment
 from pipeline.store import ObjectInfo, SourceStore
 
@@ -44,11 +46,11 @@ class Earlier:
 
     Attributes
     ----------
-    rows : mapping of str to sequence of Row
+    rows : mapping of str to Rows
         By file, of all files whose records are there.
     infos : mapping of str to ObjectInfo
         The generation of each of them.
-    others, gone : sequence of Row
+    others, gone : Rows
         Of the other files, those whose records are there, and those whose are not.
     packs : set of bytes
         Those of all its rows.
@@ -56,10 +58,10 @@ class Earlier:
         Objects of the base that are gone or damaged.
     """
 
-    rows: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    rows: Mapping[str, Rows] = field(default_factory=dict)
     infos: Mapping[str, ObjectInfo] = field(default_factory=dict)
-    others: Sequence[Row] = ()
-    gone: Sequence[Row] = ()
+    others: Rows = field(default_factory=Rows)
+    gone: Rows = field(default_factory=Rows)
     packs: frozenset[bytes] = frozenset()
     lost: tuple[Finding, ...] = ()
 
@@ -81,59 +83,105 @@ class Earlier:
         except (DamageError, NotFoundError) as error:
             return cls(lost=(Finding(manifest_key(snapshot.manifest), error.kind, str(error)),))
         lost = {finding.key: finding for finding in (*damaged, *missing)}
-        by_file = {key: list(group) for key, group in groupby(rows, lambda row: row.file)}
-        gone = [row for row in rows if pack_key(row.pack or b"") in lost] if lost else []
-        broken = {row.file for row in gone}
+        by_file = {key: group for (key,), group in rows.by("file")}
+        are_gone = [pack_key(pack) in lost for pack, _ in rows.values("pack", "file")] if lost else [False] * len(rows)
+        gone = rows.where(are_gone)
+        broken = {file for file, _ in gone.values("file", "task")}
         whole = {key: group for key, group in by_file.items() if key not in broken}
-        others = [row for row in rows if row.file in broken and pack_key(row.pack or b"") not in lost]
+        others = rows.where(not is_gone for is_gone in are_gone).of_files(broken)
         infos = {entry.key: entry.info for entry in snapshot.files if entry.key in whole}
         return cls(whole, infos, others, gone, frozenset(sizes), tuple(lost.values()))
 
-    def all_rows(self) -> Iterator[Row]:
-        """Yield the rows whose records are there."""
-        yield from chain.from_iterable(self.rows.values())
-        yield from self.others
+    def all_rows(self) -> Rows:
+        """Return the rows whose records are there."""
+        return Rows.joined((*self.rows.values(), self.others))
 
-    def unchanged(self, files: Iterable[ObjectInfo]) -> dict[str, Sequence[Row]]:
+    def unchanged(self, files: Iterable[ObjectInfo]) -> dict[str, Rows]:
         """Return the rows of those `files` that are of the base's generation.
 
         Key, size and the store's own change token are the base's; where a store has no token, nothing is unchanged.
         """
         return {info.key: self.rows[info.key] for info in files if info.etag and self.infos.get(info.key) == info}
 
-    def holds(self, rows: Iterable[Row]) -> bool:
+    def holds(self, rows: Rows) -> bool:
         """Whether the base is of these segments, and of no others."""
-        known = {(row.file, row.offset_bytes, row.digest) for some in self.rows.values() for row in some}
-        return known == {(row.file, row.offset_bytes, row.digest) for row in rows}
+        columns = ("file", "offset_bytes", "digest")
+        known = Rows.joined(self.rows.values()).ordered()
+        pairs = zip(known.values(*columns), rows.ordered().values(*columns), strict=False)
+        return len(known) == len(rows) and all(mine == its for mine, its in pairs)
 
     def with_candidates(self, tasks: Iterable[Task]) -> list[Task]:
         """Return `tasks`, each with the rows of the base that its segments may be equal to.
 
         Where a pack is gone its task takes what it took before, and no more, so that it stores that pack again.
         """
-        by_fingerprint: dict[bytes, dict[bytes, Row]] = {}
-        by_place: dict[tuple[str, int, int], Row] = {}
-        for row in self.all_rows():
-            assert row.digest is not None
-            by_place[row.file, row.offset_bytes, row.n_bytes] = row
-            if row.fingerprint is not None:
-                alike = by_fingerprint.setdefault(row.fingerprint, {})
-                if len(alike) < CANDIDATES:
-                    alike.setdefault(row.digest, row)
+        known = self.all_rows()
+        wanted = list(tasks)
+        if not known:
+            return wanted
+        columns = ("file", "offset_bytes", "n_bytes")
+        index, gone = _Index(known), set(self.gone.values(*columns))
 
-        gone = {(row.file, row.offset_bytes, row.n_bytes) for row in self.gone}
-
-        def candidates(task: Task) -> tuple[Row, ...]:
-            found: dict[bytes, Row] = {}
-            again = gone and any((row.file, row.offset_bytes, row.n_bytes) in gone for row in task.rows())
+        def candidates(task: Task) -> Rows:
+            found: dict[bytes, int] = {}
+            again = any((row.file, row.offset_bytes, row.n_bytes) in gone for row in task.rows()) if gone else False
             for row in task.rows():
-                same = by_place.get((row.file, row.offset_bytes, row.n_bytes))
-                alike = by_fingerprint.get(row.fingerprint, {}) if row.fingerprint is not None and not again else {}
-                for known in (*alike.values(), *((same,) if same is not None else ())):
-                    found.setdefault(known.digest or b"", known)
-            return tuple(found.values())
+                alike = index.alike(row.fingerprint) if row.fingerprint is not None and not again else ()
+                for place in (*alike, *index.at(row.file, row.offset_bytes, row.n_bytes)):
+                    found.setdefault(index.digests[place], place)
+            return known.take(np.array(list(found.values()), np.int64))
 
-        return [replace(task, candidates=candidates(task)) for task in tasks] if by_place else list(tasks)
+        return [replace(task, candidates=candidates(task)) for task in wanted]
+
+
+class _Index:
+    """Finds rows by their place and by their fingerprint, in arrays: there may be millions.
+
+    Parameters
+    ----------
+    rows : Rows
+        Of each file in the order of offsets.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.digests: list[bytes] = [digest for (digest,) in rows.values("digest")]
+        self._offsets, self._sizes = rows.integers("offset_bytes"), rows.integers("n_bytes")
+        self._files: dict[str, tuple[int, int]] = {}
+        first = 0
+        for (file,), group in rows.by("file"):
+            self._files[file] = first, first + len(group)
+            first += len(group)
+        found = [fingerprint for (fingerprint,) in rows.values("fingerprint")]
+        sampled = np.flatnonzero([fingerprint is not None for fingerprint in found])
+        keys = np.frombuffer(b"".join(filter(None, found)), np.uint64)
+        order = np.argsort(keys, kind="stable")
+        few = self._few(keys[order].tolist(), sampled[order].tolist())
+        self._keys, self._alike = keys[order][few], sampled[order][few]
+
+    def _few(self, keys: list[int], places: list[int]) -> list[int]:
+        """Return where in `keys`, which are sorted, the first `CANDIDATES` other segments of each fingerprint are."""
+        few: list[int] = []
+        last, seen = None, set[bytes]()
+        for at, (key, place) in enumerate(zip(keys, places, strict=True)):
+            if key != last:
+                last, seen = key, set()
+            if len(seen) < CANDIDATES and self.digests[place] not in seen:
+                seen.add(self.digests[place])
+                few.append(at)
+        return few
+
+    def at(self, file: str, offset_bytes: int, n_bytes: int) -> list[int]:
+        """Return the row of this place, if there is one."""
+        first, stop = self._files.get(file, (0, 0))
+        place = first + int(np.searchsorted(self._offsets[first:stop], offset_bytes))
+        is_there = place < stop and (self._offsets[place], self._sizes[place]) == (offset_bytes, n_bytes)
+        return [place] if is_there else []
+
+    def alike(self, fingerprint: bytes) -> list[int]:
+        """Return rows with this fingerprint."""
+        [key] = np.frombuffer(fingerprint, np.uint64)
+        first, stop = (int(np.searchsorted(self._keys, key, side)) for side in ("left", "right"))
+        return list(map(int, self._alike[first:stop]))
 
 
 # -- the plan -----------------------------------------------------------------------------------
@@ -149,6 +197,7 @@ def gathered(plan: Plan, task_bytes: int) -> Plan:
     task_bytes : int
         Source bytes that a task aims at.
     """
+    repeated = _repeated(plan)
     owners: dict[bytes, int] = {}
     held = [_Gathered([], task.n_bytes, sum(len(part.segments) for part in task.parts)) for task in plan.tasks]
     for ordinal, task in enumerate(plan.tasks):
@@ -161,9 +210,17 @@ def gathered(plan: Plan, task_bytes: int) -> Plan:
                 owners.update(dict.fromkeys(run.fingerprints, ordinal))
             held[ordinal].parts.append(run)
             for fingerprint in run.fingerprints:
-                owners.setdefault(fingerprint, ordinal)
+                if fingerprint in repeated:
+                    owners.setdefault(fingerprint, ordinal)
     parts = [tuple(_merged(one.parts)) for one in held if one.parts]
     return replace(plan, tasks=tuple(Task(ordinal, some) for ordinal, some in enumerate(parts)))
+
+
+def _repeated(plan: Plan) -> frozenset[bytes]:
+    """Return the fingerprints that more than one segment has: of few, where there may be millions."""
+    found = b"".join(fingerprint for task in plan.tasks for part in task.parts for fingerprint in part.fingerprints)
+    distinct, counts = np.unique(np.frombuffer(found, np.uint64), return_counts=True)
+    return frozenset(fingerprint.tobytes() for fingerprint in distinct[counts > 1])
 
 
 @dataclass(slots=True)
@@ -201,12 +258,17 @@ def _merged(runs: Sequence[Part]) -> Iterator[Part]:
     for run in runs:
         by_file.setdefault(run.info.key, []).append(run)
     for same in by_file.values():
+        if len(same) == 1:
+            yield same[0]
+            continue
         segments: list[Segment] = []
         fingerprints: list[bytes] = []
         for run in sorted(same, key=lambda run: run.segments[0].offset_bytes):
             segments += run.segments
             fingerprints += run.fingerprints
-        yield replace(same[0], segments=tuple(segments), fingerprints=tuple(fingerprints))
+        yield replace(
+            same[0], segments=held_segments(tuple(segments)), fingerprints=held_fingerprints(tuple(fingerprints))
+        )
 
 
 # -- what was saved -----------------------------------------------------------------------------
@@ -214,15 +276,13 @@ def _merged(runs: Sequence[Part]) -> Iterator[Part]:
 
 def new_pack_bytes(rows: Iterable[Row], earlier: Earlier) -> int:
     """Return the size of the packs of `rows` that the base does not have."""
-    return sum({row.pack: row.pack_bytes or 0 for row in rows if row.pack not in earlier.packs}.values())
+    return sum(n_bytes for pack, n_bytes in set(values_of(rows, "pack", "pack_bytes")) if pack not in earlier.packs)
 
 
 def shared_bytes(rows: Iterable[Row], earlier: Earlier) -> int:
     """Return the source bytes of those `rows` whose record the base has, or one of them before."""
-    seen = {(row.pack, row.pack_offset) for row in earlier.all_rows()}
-    n_bytes = 0
-    for row in rows:
-        place = (row.pack, row.pack_offset)
-        n_bytes += row.n_bytes if place in seen else 0
-        seen.add(place)
-    return n_bytes
+    known = earlier.all_rows()
+    both = Rows.joined((known, rows))
+    is_shared = ~both.have_new_records()
+    is_shared[: len(known)] = False
+    return int(both.integers("n_bytes")[is_shared].sum())

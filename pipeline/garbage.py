@@ -35,7 +35,7 @@ from pipeline.condemned import (
     take,
 )
 from pipeline.packs import pack_key
-from pipeline.rows import packs_in
+from pipeline.parquet import packs_in
 from pipeline.snapshots import from_json
 from pipeline.store import Dated, Leftovers, Store
 

@@ -11,6 +11,7 @@ import io
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,9 @@ class Archive:
         self._store = open_source(uri, self._options)
         self.snapshot = find_snapshot(self._store, snapshot, as_of)
         rows = load_manifest(self._store, self.snapshot)
-        files = archived_files(self.snapshot, rows) if self.snapshot.files else []
+        found = archived_files(self.snapshot, rows) if self.snapshot.files else []
+        # Objects, not columns: rows are looked up one by one here, for each tensor.
+        files = [replace(file, rows=tuple(file.rows)) for file in found]
         self._files = {file.entry.key: file for file in files}
         self._tensors = Tensors(self._store, files)
         self._cache = _Cache(self._store)

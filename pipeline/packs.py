@@ -24,7 +24,8 @@ from operators.errors import FormatError, LimitError, StoreError
 from operators.literals.fixed import Fixed
 from operators.record import PACK_FOOTER_BYTES, books_range, pack_footer, pack_header
 from operators.words import Bytes
-from pipeline.rows import Row, from_parquet, to_parquet
+from pipeline.parquet import from_parquet, to_parquet
+from pipeline.rows import Row, Rows
 from pipeline.store import ObjectInfo, Room, SourceStore, Store
 
 Record = tuple[Row, memoryview]
@@ -60,7 +61,7 @@ def index_row(row: Row) -> Row:
     return row if row.pack is not None else replace(row, digest=None, program=None, stored_digest=None)
 
 
-def read_index(data: Bytes, where: str) -> list[Row]:
+def read_index(data: Bytes, where: str) -> Rows:
     """Return the rows of the index of a pack.
 
     Raises
@@ -236,18 +237,32 @@ def record_windows(store: SourceStore, rows: Sequence[Row], rooms: Sequence[Room
     StoreError
         A pack is missing or shorter than it must be.
     """
-    first, turns = 0, cycle(rooms)
-    while first < len(rows):
-        place = Place.of(rows[first])
-        window = [place]
-        while first + len(window) < len(rows) and window[-1].joins(Place.of(rows[first + len(window)]), place.offset):
-            window.append(Place.of(rows[first + len(window)]))
+    turns = cycle(rooms)
+    for window in _windows(rows):
+        place = Place.of(window[0])
         pack = ObjectInfo(pack_key(place.pack), place.pack_bytes, "")
         room = next(turns)
         room.clear()
-        records = store.get_ranges(pack, [(place.offset, place.end) for place in window], room)
-        yield list(zip(rows[first : first + len(window)], records, strict=True))
-        first += len(window)
+        places = map(Place.of, window)
+        records = store.get_ranges(pack, [(place.offset, place.end) for place in places], room)
+        yield list(zip(window, records, strict=True))
+
+
+def _windows(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Cut rows into those that are worth reading in one go."""
+    window: list[Row] = []
+    start, last = 0, None
+    for row in rows:
+        place = Place.of(row)
+        if last is not None and not last.joins(place, start):
+            yield window
+            window = []
+        if not window:
+            start = place.offset
+        window.append(row)
+        last = place
+    if window:
+        yield window
 
 
 @dataclass(frozen=True, slots=True)

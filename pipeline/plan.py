@@ -14,7 +14,7 @@ from itertools import groupby, repeat
 
 from operators.errors import ChangedError
 from pipeline.canonical import digest_of_json
-from pipeline.rows import Row
+from pipeline.rows import Row, Rows, fingerprints_of, held_fingerprints, held_segments, segments_of
 from pipeline.segments import Layout, Segment, layout_of
 from pipeline.store import ObjectInfo, key_order
 
@@ -37,14 +37,15 @@ class Finding:
 class Part:
     """Segments of one file that one task stores, in order; `info` pins the generation that is read.
 
-    `fingerprints` has one for each segment, or is empty where the file was not sampled.
+    `fingerprints` has one for each segment, or is empty where the file was not sampled. Where they are many, both are
+    views of columns.
     """
 
     info: ObjectInfo
     format: str
     reason: str | None
-    segments: tuple[Segment, ...]
-    fingerprints: tuple[bytes, ...] = ()
+    segments: Sequence[Segment]
+    fingerprints: Sequence[bytes] = ()
 
     @property
     def n_bytes(self) -> int:
@@ -73,7 +74,7 @@ class Task:
 
     ordinal: int
     parts: tuple[Part, ...]
-    candidates: tuple[Row, ...] = ()
+    candidates: Sequence[Row] = ()
 
     @property
     def id(self) -> str:
@@ -159,7 +160,7 @@ def make_plan(
     files: Sequence[ObjectInfo],
     layouts: Sequence[Layout],
     task_bytes: int = TASK_BYTES,
-    fingerprints: Mapping[str, tuple[bytes, ...]] | None = None,
+    fingerprints: Mapping[str, Sequence[bytes]] | None = None,
 ) -> Plan:
     """Return the plan for `files`, whose `layouts` stand in the same order.
 
@@ -170,11 +171,17 @@ def make_plan(
     layouts : sequence of Layout
     task_bytes : int
         Source bytes that a task aims at; a single segment may be more.
-    fingerprints : mapping of str to tuple of bytes, optional
+    fingerprints : mapping of str to sequence of bytes, optional
         By key, of the segments of the files that were sampled.
     """
     parts = [
-        Part(info, layout.format, layout.reason, layout.segments, (fingerprints or {}).get(info.key, ()))
+        Part(
+            info,
+            layout.format,
+            layout.reason,
+            held_segments(layout.segments),
+            held_fingerprints((fingerprints or {}).get(info.key, ())),
+        )
         for info, layout in zip(files, layouts, strict=True)
         if layout.segments
     ]
@@ -213,13 +220,12 @@ def adopt(inventory: Sequence[ObjectInfo], rows: Iterable[Row]) -> Plan:
     # An empty file has no rows, and nothing to read for its layout.
     layouts = {info.key: layout_of(lambda *_: b"", info.key, 0) for info in inventory if info.n_bytes == 0}
     parts: dict[int, list[Part]] = {}
-    for (ordinal, key), group in groupby(rows, lambda row: (row.task, row.file)):
-        found = list(group)
-        info = infos.get(key)
-        if info is None or found[-1].segment.end_bytes > info.n_bytes:
+    for (ordinal, key, format_, reason), group in Rows.of(rows).by("task", "file", "format", "reason"):
+        info, segments = infos.get(key), segments_of(group)
+        if info is None or segments[-1].end_bytes > info.n_bytes:
             raise ChangedError("a plan of this inventory", "another file", key, "start a new run")
-        fingerprints = tuple(row.fingerprint for row in found if row.fingerprint is not None)
-        part = Part(info, found[0].format, found[0].reason, tuple(row.segment for row in found), fingerprints)
+        sampled = group.at(0, "fingerprint") != (None,)
+        part = Part(info, format_, reason, segments, fingerprints_of(group) if sampled else ())
         parts.setdefault(ordinal, []).append(part)
         layouts[key] = Layout(part.format, part.reason, "", ())
     planned = [info for info in inventory if info.key in layouts]

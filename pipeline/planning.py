@@ -14,7 +14,7 @@ from operators.errors import ArchiveError
 from pipeline.commit import Draft, adopt_plan, adopt_rows, find_plan
 from pipeline.duplicates import Earlier, gathered
 from pipeline.plan import Finding, Part, Plan, make_plan
-from pipeline.rows import Row
+from pipeline.rows import Rows, held_segments
 from pipeline.sampling import Fingerprints, Sample, sample_files
 from pipeline.segments import Layout, layout_of
 from pipeline.store import ObjectInfo, SourceStore, Store
@@ -36,7 +36,7 @@ class Planned:
         Of the snapshot; it names the run.
     plan : Plan
         Of the files that are to be read.
-    unchanged : tuple of Row
+    unchanged : Rows
         Of the files that are not.
     failures : list of Failed
         Files that could not be planned.
@@ -44,19 +44,19 @@ class Planned:
 
     draft: Draft
     plan: Plan
-    unchanged: tuple[Row, ...]
+    unchanged: Rows
     failures: list[Failed]
 
     @property
     def is_small_change(self) -> bool:
         """Whether less than half of the bytes is read: what the base had learned from all of them serves these too."""
-        return self.plan.n_bytes < sum(row.n_bytes for row in self.unchanged)
+        return self.plan.n_bytes < int(self.unchanged.integers("n_bytes").sum())
 
     @property
     def warnings(self) -> list[Finding]:
         """Faults of formats, in the order of keys within the files that are read and those that are not."""
-        known = {row.file: row.reason for row in self.unchanged if row.reason is not None}
-        return [*self.plan.warnings, *(Finding(key, reason) for key, reason in known.items())]
+        known = dict(self.unchanged.values("file", "reason"))
+        return [*self.plan.warnings, *(Finding(key, reason) for key, reason in known.items() if reason is not None)]
 
 
 def plan_run(
@@ -86,7 +86,7 @@ def plan_run(
         Sees the samples of the planning pass, which is not made where the plan is there.
     """
     known = {} if checksum else earlier.unchanged(draft.inventory)
-    unchanged = tuple(row for rows in known.values() for row in rows)
+    unchanged = Rows.joined(known.values())
     rest = [info for info in draft.inventory if info.key not in known]
     # An attempt that lacks something plans otherwise, so it is another run: it must not bind one that does not.
     apart = [*(["--checksum"] if checksum else []), *sorted(finding.key for finding in earlier.lost)]
@@ -139,6 +139,7 @@ def _layout(source: SourceStore, info: ObjectInfo) -> Layout | ArchiveError:
         return bytes(source.get_ranges(info, [(offset_bytes, offset_bytes + n_bytes)])[0])
 
     try:
-        return layout_of(read, info.key, info.n_bytes)
+        layout = layout_of(read, info.key, info.n_bytes)
     except ArchiveError as error:
         return error
+    return replace(layout, segments=held_segments(layout.segments))

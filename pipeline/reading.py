@@ -10,7 +10,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -22,7 +21,7 @@ from operators.run import execute
 from pipeline.ahead import ahead
 from pipeline.packs import WINDOW_BYTES, PackBooks, Record, read_records, record_windows
 from pipeline.plan import is_selected
-from pipeline.rows import Row
+from pipeline.rows import Row, Rows, spans_of, values_of
 from pipeline.segments import Tensor, tensors_of
 from pipeline.segments.header import HEADER_BYTES_MAX, Header
 from pipeline.snapshots import FileEntry, Snapshot
@@ -43,17 +42,18 @@ class ArchivedFile:
     """One file: its entry in the snapshot, and its rows in order of offset."""
 
     entry: FileEntry
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
 
     @property
     def n_bytes(self) -> int:
         """Bytes of the file."""
         return self.entry.n_bytes
 
-    def touched(self, begin: int, end: int) -> tuple[Row, ...]:
+    def touched(self, begin: int, end: int) -> Sequence[Row]:
         """Return the rows that hold some of the bytes `begin` to `end`."""
-        first = bisect_right(self.rows, begin, key=lambda row: row.segment.end_bytes)
-        stop = bisect_left(self.rows, end, key=lambda row: row.offset_bytes)
+        spans = spans_of(self.rows)
+        first = bisect_right(spans, begin, key=lambda span: span.end_bytes)
+        stop = bisect_left(spans, end, key=lambda span: span.offset_bytes)
         return self.rows[first:stop] if begin < end else ()
 
 
@@ -66,8 +66,8 @@ def check_file(file: ArchivedFile) -> None:
         Their digests do not give the digest of the file.
     """
     hasher = blake3()
-    for row in file.rows:
-        hasher.update(row.n_bytes.to_bytes(8, "little") + (row.digest or b""))
+    for n_bytes, digest in values_of(file.rows, "n_bytes", "digest"):
+        hasher.update(n_bytes.to_bytes(8, "little") + (digest or b""))
     entry, found = file.entry, hasher.hexdigest()
     if found != entry.digest:
         raise FormatError(f"segments of the file {entry.digest}", found, entry.key, "verify the manifest")
@@ -89,7 +89,7 @@ def archived_files(
     NothingMatchedError
         None is left.
     """
-    by_file = {key: tuple(group) for key, group in groupby(rows, lambda row: row.file)}
+    by_file = {key: group for (key,), group in Rows.of(rows).by("file")}
     files = [
         ArchivedFile(entry, by_file.get(entry.key, ()))
         for entry in snapshot.files
@@ -177,7 +177,7 @@ def records_ahead(archive: SourceStore, rows: Sequence[Row], rooms: Sequence[Roo
         Two, to be read into; by default their own.
     """
     windows = record_windows(archive, rows, rooms or (Room(), Room()))
-    are_many = sum(row.stored_bytes or 0 for row in rows) > WINDOW_BYTES
+    are_many = sum(stored_bytes or 0 for stored_bytes, _ in values_of(rows, "stored_bytes", "task")) > WINDOW_BYTES
     for window in ahead(windows) if are_many else windows:
         yield from window
 
@@ -229,7 +229,7 @@ class FoundTensor:
         return self.tensor.end - self.tensor.begin
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> Sequence[Row]:
         """The rows that hold some of its bytes."""
         return self.file.touched(self.tensor.begin, self.tensor.end)
 

@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import pairwise
 
 from blake3 import blake3
 
@@ -32,8 +32,9 @@ from pipeline.archive import (
 from pipeline.canonical import digest_of_json
 from pipeline.commit import Draft, commit, find_base, to_manifest
 from pipeline.packs import pack_key
+from pipeline.parquet import from_parquet
 from pipeline.plan import Finding
-from pipeline.rows import Row, from_parquet, row_order
+from pipeline.rows import Row, Rows
 from pipeline.salvage import Packs
 from pipeline.snapshots import Snapshot
 from pipeline.store import ObjectInfo, SourceStore, Store
@@ -88,9 +89,9 @@ def rebuild_manifest(store: Store, snapshot: Snapshot, packs: Packs) -> None:
     """
     key = manifest_key(snapshot.manifest)
     wanted = {entry.key for entry in snapshot.files}
-    found = []
+    found: Sequence[Row] = ()
     with contextlib.suppress(DamageError):
-        found = [row for row in _receipts(store, snapshot.run) if row.file in wanted]
+        found = _receipts(store, snapshot.run).of_files(wanted)
     data = to_manifest(found)
     if blake3(data).hexdigest() != snapshot.manifest:
         found, lost = packs.of_snapshot(snapshot, found)
@@ -107,7 +108,7 @@ def rebuild_manifest(store: Store, snapshot: Snapshot, packs: Packs) -> None:
 
 def found_of_snapshot(store: SourceStore, snapshot: Snapshot, packs: Packs) -> Found:
     """Return what receipts and packs hold of the files of a snapshot, each with the digest that it names."""
-    rows: list[Row] = []
+    rows: Sequence[Row] = ()
     with contextlib.suppress(DamageError):
         rows = _receipts(store, snapshot.run)
     rows, lost = packs.of_snapshot(snapshot, rows)
@@ -150,10 +151,9 @@ def find_lost(store: SourceStore, run: str) -> Found:
         raise ArchiveNotFoundError("a run with receipts", "none", f"runs/{run}", "see `brevis rebuild ARCHIVE`")
     planned = _sizes(_plan(store, run))
     failures = []
-    for key, group in groupby(rows, lambda row: row.file):
-        mine = list(group)
+    for (key,), mine in rows.by("file"):
         try:
-            check_tiles({key: planned.get(key, mine[-1].segment.end_bytes)}, mine, "receipts")
+            check_tiles({key: planned.get(key, mine[-1].end_bytes)}, mine, "receipts")
         except DamageError as error:
             failures.append(Finding(key, "lost_receipt", str(error)))
     known = {row.file for row in rows}
@@ -191,21 +191,19 @@ class _FoundDraft(Draft):
         return self.known_run
 
 
-def _receipts(store: SourceStore, run: str) -> list[Row]:
+def _receipts(store: SourceStore, run: str) -> Rows:
     """Return the rows of all receipts of a run, each segment once, in the order of a manifest."""
     keys = [info.key for info in store.list(receipt_key(run, ""))]
-    found: dict[tuple[str, int], Row] = {}
-    for rows in each(lambda key: from_parquet(store.get(key, max_bytes=ROWS_BYTES_MAX), key), keys):
-        for row in rows:
-            found.setdefault((row.file, row.offset_bytes), row)
-    return sorted(found.values(), key=row_order)
+    found = Rows.joined(each(lambda key: from_parquet(store.get(key, max_bytes=ROWS_BYTES_MAX), key), keys)).ordered()
+    places = [(None, None), *found.values("file", "offset_bytes")]
+    return found.where(mine != before for before, mine in pairwise(places))
 
 
-def _plan(store: SourceStore, run: str) -> list[Row]:
+def _plan(store: SourceStore, run: str) -> Rows:
     try:
         return from_parquet(store.get(plan_key(run), max_bytes=ROWS_BYTES_MAX), plan_key(run))
     except (NotFoundError, DamageError):
-        return []  # it only tells which files were to come
+        return Rows()  # it only tells which files were to come
 
 
 def _sizes(rows: Iterable[Row]) -> dict[str, int]:

@@ -31,6 +31,7 @@ from pipeline.reading import (
     range_bytes,
     records_ahead,
 )
+from pipeline.rows import spans_of
 from pipeline.store import Data, ObjectInfo, Room, SourceStore, Staged, Store, Stretch, open_source, open_store
 
 COMPARE_BYTES = 8 << 20
@@ -314,10 +315,10 @@ class _Pending:
 
 def cut(file: ArchivedFile, stretch_bytes: int, step_bytes: int = 1) -> Iterator[RestoreItem]:
     """Cut a file into stretches of at least `stretch_bytes`, at ends of segments, rounded up to a step."""
-    begin = 0
+    begin, spans = 0, spans_of(file.rows)
     while begin < file.n_bytes:
-        last = bisect_left(file.rows, begin + stretch_bytes, key=lambda row: row.segment.end_bytes)
-        end = file.rows[last].segment.end_bytes if last < len(file.rows) else file.n_bytes
+        last = bisect_left(spans, begin + stretch_bytes, key=lambda span: span.end_bytes)
+        end = spans[last].end_bytes if last < len(spans) else file.n_bytes
         end = min(-(-end // step_bytes) * step_bytes, file.n_bytes)
         yield RestoreItem(ArchivedFile(file.entry, file.touched(begin, end)), begin, end)
         begin = end

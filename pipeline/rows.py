@@ -1,45 +1,36 @@
-"""Rows: one schema for the plan, receipts, the index of a pack and the manifest. The only importer of pyarrow.
+"""Rows: one schema for the plan, receipts, the index of a pack and the manifest; `parquet.py` has them as bytes.
 
 A row is a segment. The plan fills the columns that describe the source, a receipt the rest, the index of a
 pack all that the pack itself does not say, and a manifest is the receipts in the order of files and offsets.
 
-As bytes, rows are Parquet written with fixed settings, so that equal rows are equal bytes, with a checksum
-on each page. Pages alone leave the footer unprotected (9 of 1,500 single-bit flips there changed values
-silently), so a digest over all rows stands in the footer and is checked on every read.
+A driver holds rows by the million, so it holds them as columns: `Rows` is a sequence that makes a `Row` when it is
+asked for one. An object of Python for each row would take five times the memory.
 """
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import islice
+from itertools import accumulate, groupby, islice, starmap
 from operator import attrgetter
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from blake3 import blake3
+from numpy.typing import NDArray
 
-from operators.errors import ArchiveError, FormatError, LimitError
-from operators.limits import RECORD_BYTES, SEGMENT_BYTES
 from pipeline.segments.base import Segment
-from pipeline.segments.header import RANK_MAX
 
-GROUP_ROWS = 1 << 16
-"""Rows of a Parquet row group: what is in memory beside the rows themselves while they are read or written."""
-ROWS_MAX = 1 << 24
-GROUP_BYTES_MAX = 1 << 29
-GROUP_TEXT_BYTES_MAX = 1 << 29
-"""Most bytes of the texts of a row group, each counted in every row that has it: a file holds it once."""
-DIGEST_ROWS = 1 << 10
-"""Rows that are hashed at once: their texts are in memory thrice then."""
-OFFSET_BYTES_MAX = 1 << 62
-"""Beyond any offset and size; two of them still add up within an int64."""
-FOOTER_STRING_BYTES_MAX = 1 << 20
-FOOTER_ITEMS_MAX = 1 << 20
+BATCH_ROWS = 1 << 16
+"""Rows that are made into columns at once, and most of a row group of Parquet."""
+OBJECT_ROWS = 1 << 10
+"""Rows that are objects at once, while all are walked."""
+FEW_ROWS = 64
+"""So few take no less as columns."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +82,11 @@ class Row:
     fingerprint: bytes | None = None
 
     @property
+    def end_bytes(self) -> int:
+        """Offset of the first byte of the file after the segment."""
+        return self.offset_bytes + self.n_bytes
+
+    @property
     def segment(self) -> Segment:
         """The columns of the source, without file."""
         return Segment(
@@ -137,48 +133,284 @@ SCHEMA = pa.schema(
         pa.field("fingerprint", pa.binary(8)),
     ]
 )
-_COLUMNS = tuple(field.name for field in fields(Row))
-_TEXTS = {field.name for field in SCHEMA if field.type == pa.string()}
-_SHAPE = _COLUMNS.index("shape")
-"""The one list: any other column has a value per row."""
-_PLACE = {"task", "pack", "pack_bytes", "pack_offset", "fingerprint"}
-_ROWS_DIGEST = b"brevis.rows"
+COLUMNS = tuple(field.name for field in fields(Row))
+SEGMENT_COLUMNS = tuple(field.name for field in fields(Segment))
+TEXTS = frozenset(field.name for field in SCHEMA if field.type == pa.string())
+_FEW = TEXTS | {"pack"}
+"""Columns with few values, or long ones: in memory each value is there once."""
 
 
-class _Digest:
-    """Running digest over some columns of rows, one canonical JSON line each: the same on every machine."""
+class Rows(Sequence[Row]):
+    """Rows as columns, some 150 bytes each; never changed.
 
-    def __init__(self, columns: Iterable[str]) -> None:
-        self._values = attrgetter(*columns)
-        self._hash = blake3()
-        self._encode = json.JSONEncoder(separators=(",", ":"), default=bytes.hex).encode
-
-    def add(self, rows: Iterable[Row]) -> None:
-        """Take the next rows."""
-        encode, values = self._encode, self._values
-        lines = (f"{encode(values(row))}\n" for row in rows)
-        while some := "".join(islice(lines, DIGEST_ROWS)):
-            self._hash.update(some.encode())
-
-    def hex(self) -> str:
-        """Return the digest of all rows so far."""
-        return self._hash.hexdigest()
-
-
-def content_digest(rows: Iterable[Row]) -> str:
-    """Return the digest of what the rows say, without where it is stored: what "the same archive" means.
-
-    Two runs over the same source with the same recipe have the same one, whatever ran them.
+    A slice shares the columns. Equal to any other sequence of the same rows.
 
     Parameters
     ----------
-    rows : iterable of Row
-        In the order of files and offsets.
+    batches : iterable of pyarrow.RecordBatch
+        As `compact` makes them.
+    part : (list of int, int, int), optional
+        Of a slice, whose batches are the list of another: where each starts, its own first row and its end.
     """
-    digest = _Digest(column for column in _COLUMNS if column not in _PLACE)
-    for batch in _batches(rows):
-        digest.add(batch)
-    return digest.hex()
+
+    def __init__(self, batches: Iterable[pa.RecordBatch] = (), part: tuple[list[int], int, int] | None = None) -> None:
+        if part is not None and isinstance(batches, list):
+            self._batches, (self._starts, self._begin, self._end) = batches, part
+            return
+        self._batches = [batch for batch in batches if batch.num_rows]
+        self._starts = list(accumulate((batch.num_rows for batch in self._batches), initial=0))
+        self._begin, self._end = 0, int(self._starts[-1])
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Rows:
+        """Return `rows` as columns, themselves where they are that already."""
+        return rows if isinstance(rows, Rows) else cls.of_values(COLUMNS, map(attrgetter(*COLUMNS), rows))
+
+    @classmethod
+    def of_values(cls, columns: Sequence[str], values: Iterable[tuple[Any, ...]]) -> Rows:
+        """Return rows of some columns, made of their values row by row."""
+        return cls(compact(_arrays(columns, some), columns) for some in batched(values, BATCH_ROWS))
+
+    @classmethod
+    def joined(cls, parts: Iterable[Iterable[Row]]) -> Rows:
+        """Return the rows of all `parts`, one part after the other."""
+        return cls(batch for part in parts for batch in cls.of(part).batches(BATCH_ROWS))
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    def __iter__(self) -> Iterator[Row]:
+        return starmap(Row, self.values(*COLUMNS))
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Rows: ...
+
+    def __getitem__(self, index: int | slice) -> Row | Rows:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                raise ValueError(f"a slice without a step, not one of {step}")
+            return Rows(self._batches, (self._starts, self._begin + start, self._begin + max(start, stop)))
+        return Row(*self.at(index, *COLUMNS))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment] # as of a list
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if len(self) <= FEW_ROWS:
+            return tuple, (list(self),)
+        # Of columns that they share with others, no more travels than their own part.
+        starts = range(0, len(self), BATCH_ROWS)
+        own = [self._taken(np.arange(start, min(start + BATCH_ROWS, len(self)))) for start in starts]
+        return Rows, (list(map(compact, own)),)
+
+    def batches(self, n_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield batches of at most so many rows; they share the columns."""
+        place = self._begin
+        while place < self._end:
+            at = bisect_right(self._starts, place) - 1
+            stop = min(self._starts[at + 1], self._end, place + n_rows)
+            yield self._batches[at].slice(place - self._starts[at], stop - place)
+            place = stop
+
+    def values(self, *columns: str) -> Iterator[tuple[Any, ...]]:
+        """Yield the values of some columns, row by row."""
+        for batch in self.batches(OBJECT_ROWS):
+            yield from zip(*(_values(batch.column(name)) for name in columns), strict=True)
+
+    def at(self, index: int, *columns: str) -> tuple[Any, ...]:
+        """Return the values of some columns of one row."""
+        place = range(self._begin, self._end)[index]
+        at = bisect_right(self._starts, place) - 1
+        row = place - self._starts[at]
+        values = (self._batches[at].column(name)[row].as_py() for name in columns)
+        return tuple(tuple(value) if type(value) is list else value for value in values)
+
+    def integers(self, column: str) -> NDArray[np.int64]:
+        """Return a column of integers, 0 in place of None."""
+        parts = [np.asarray(_filled(batch.column(column))) for batch in self.batches(BATCH_ROWS)]
+        return np.concatenate([np.empty(0, np.int64), *parts])
+
+    def is_none(self, column: str) -> NDArray[np.bool_]:
+        """Tell for each row whether a column of integers has no value."""
+        parts = [np.asarray(batch.column(column).is_null()) for batch in self.batches(BATCH_ROWS)]
+        return np.concatenate([np.empty(0, np.bool_), *parts])
+
+    def ranks(self, column: str, distinct: Sequence[Any] | None = None) -> NDArray[np.int64]:
+        """Return for each row the place of its text or pack among `distinct` ones, by default all in their order.
+
+        The order is that of bytes; what is not among them, and None, has the place -1.
+        """
+        found = [batch.column(column) for batch in self.batches(BATCH_ROWS)]
+        if distinct is None:
+            known = {value for part in found for value in part.unique().to_pylist() if value is not None}
+            distinct = sorted(known, key=_bytes)
+        places = {value: place for place, value in enumerate(distinct)}
+        parts = [np.empty(0, np.int64)]
+        for part in found:
+            held = [*(places.get(value, -1) for value in part.dictionary.to_pylist()), -1]
+            parts.append(np.array(held, np.int64)[np.asarray(part.indices.fill_null(len(held) - 1))])
+        return np.concatenate(parts)
+
+    def take(self, order: NDArray[np.int64]) -> Rows:
+        """Return the rows of these places, in this order."""
+        if order.size == len(self) and np.array_equal(order, np.arange(order.size)):
+            return self
+        starts = range(0, order.size, BATCH_ROWS)
+        return Rows(compact(self._taken(order[start : start + BATCH_ROWS])) for start in starts)
+
+    def where(self, wanted: Iterable[bool]) -> Rows:
+        """Return the rows for which `wanted` has True."""
+        return self.take(np.flatnonzero(np.fromiter(wanted, np.bool_, len(self))))
+
+    def _taken(self, order: NDArray[np.int64]) -> list[Any]:
+        """Return the plain columns of some rows, at least one; they may lie in any batches."""
+        places = order + self._begin
+        held_by = np.searchsorted(self._starts, places, "right") - 1
+        tables, taken = [], []
+        for at in np.unique(held_by).tolist():
+            mine = np.flatnonzero(held_by == at)
+            tables.append(plain(self._batches[at].take(pa.array(places[mine] - self._starts[at]))))
+            taken.append(mine)
+        back = np.argsort(np.concatenate(taken), kind="stable")
+        table = pa.concat_tables(tables)
+        if len(tables) > 1:
+            table = table.take(pa.array(back))
+        return [column.combine_chunks() for column in table.columns]
+
+    def ordered(self) -> Rows:
+        """Return the rows in the order of a manifest: of the bytes of the key, then of the offset."""
+        return self.take(np.lexsort((self.integers("offset_bytes"), self.ranks("file"))))
+
+    def in_packs(self) -> Rows:
+        """Return the rows in the order of packs and of offsets in them, equal ones in that of a manifest."""
+        keys = (self.integers("offset_bytes"), self.ranks("file"), self.integers("pack_offset"), self.ranks("pack"))
+        return self.take(np.lexsort(keys))
+
+    def of_files(self, files: Collection[str]) -> Rows:
+        """Return the rows of these files."""
+        return self.take(np.flatnonzero(self.ranks("file", list(files)) >= 0))
+
+    def by(self, *columns: str) -> Iterator[tuple[tuple[Any, ...], Rows]]:
+        """Yield the values of some columns with the neighbours that have them, as slices."""
+        first = 0
+        for values, group in groupby(self.values(*columns)):
+            stop = first + sum(1 for _ in group)
+            yield values, self[first:stop]
+            first = stop
+
+    def have_new_records(self) -> NDArray[np.bool_]:
+        """Tell for each row whether none before it has the same record."""
+        packs, offsets = self.ranks("pack"), self.integers("pack_offset")
+        order = np.lexsort((offsets, packs))  # stable, so that the first comes first
+        new = np.ones(len(self), np.bool_)
+        new[order[1:]] = (np.diff(packs[order]) != 0) | (np.diff(offsets[order]) != 0)
+        return new
+
+    def with_task(self, task: int) -> Rows:
+        """Return the rows with this ordinal in place of their own."""
+        column = COLUMNS.index("task")
+        return Rows(
+            batch.set_column(column, "task", _compact("task", pa.repeat(pa.scalar(task, pa.int64()), len(batch))))
+            for batch in self.batches(BATCH_ROWS)
+        )
+
+
+class View(Sequence[T], Generic[T]):
+    """What is made of some columns of rows, when it is asked for; to another process it travels as a tuple.
+
+    Parameters
+    ----------
+    rows : Rows
+    columns : sequence of str
+    make : callable
+        Takes the values of the columns of a row.
+    """
+
+    __slots__ = ("_columns", "_make", "_rows")
+
+    def __init__(self, rows: Rows, columns: Sequence[str], make: Callable[..., T]) -> None:
+        self._rows, self._columns, self._make = rows, columns, make
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[T]:
+        return starmap(self._make, self._rows.values(*self._columns))
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> View[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | View[T]:
+        if isinstance(index, slice):
+            return View(self._rows[index], self._columns, self._make)
+        return self._make(*self._rows.at(index, *self._columns))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (list(self),)
+
+
+def segments_of(rows: Rows) -> View[Segment]:
+    """Return the segments of `rows`."""
+    return View(rows, SEGMENT_COLUMNS, Segment)
+
+
+class Span(NamedTuple):
+    """Where a segment lies in its file."""
+
+    offset_bytes: int
+    n_bytes: int
+
+    @property
+    def end_bytes(self) -> int:
+        """Offset of the first byte after the segment."""
+        return self.offset_bytes + self.n_bytes
+
+
+def spans_of(rows: Sequence[Row]) -> Sequence[Row] | View[Span]:
+    """Return what has the places of `rows`, without any more of them."""
+    return View(rows, ("offset_bytes", "n_bytes"), Span) if isinstance(rows, Rows) else rows
+
+
+def fingerprints_of(rows: Rows) -> View[bytes]:
+    """Return the fingerprints of `rows` that all have one."""
+    return View(rows, ("fingerprint",), bytes)
+
+
+def held_segments(segments: Sequence[Segment]) -> Sequence[Segment]:
+    """Return `segments` as columns, where they are many."""
+    if len(segments) <= FEW_ROWS or isinstance(segments, View):
+        return segments
+    return segments_of(Rows.of_values(SEGMENT_COLUMNS, map(attrgetter(*SEGMENT_COLUMNS), segments)))
+
+
+def held_fingerprints(fingerprints: Sequence[bytes]) -> Sequence[bytes]:
+    """Return `fingerprints` as a column, where they are many."""
+    if len(fingerprints) <= FEW_ROWS or isinstance(fingerprints, View):
+        return fingerprints
+    return fingerprints_of(Rows.of_values(("fingerprint",), zip(fingerprints, strict=True)))
+
+
+def values_of(rows: Iterable[Row], *columns: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of some columns, at least two, row by row."""
+    return rows.values(*columns) if isinstance(rows, Rows) else map(attrgetter(*columns), rows)
 
 
 def row_order(row: Row) -> tuple[bytes, int]:
@@ -186,177 +418,75 @@ def row_order(row: Row) -> tuple[bytes, int]:
     return row.file.encode("utf-8", "surrogateescape"), row.offset_bytes
 
 
-def to_parquet(rows: Iterable[Row], *, compress: bool = True) -> bytes:
-    """Return `rows` as bytes, the same for equal rows.
-
-    Parameters
-    ----------
-    rows : iterable of Row
-    compress : bool
-        False for a caller who compresses the whole: one frame of all columns is smaller than a frame of each.
-
-    Raises
-    ------
-    LimitError
-        More rows than a reader takes.
-    """
-    sink, digest, n_rows = io.BytesIO(), _Digest(_COLUMNS), 0
-    with pq.ParquetWriter(
-        sink,
-        SCHEMA,
-        version="2.6",
-        data_page_version="1.0",
-        compression="zstd" if compress else "none",
-        compression_level=3 if compress else None,
-        use_dictionary=sorted(_TEXTS) if compress else False,
-        write_statistics=False,
-        write_page_checksum=True,
-        store_schema=False,
-    ) as writer:
-        for batch in _batches(rows):
-            n_rows += len(batch)
-            if n_rows > ROWS_MAX:
-                raise LimitError(f"at most {ROWS_MAX} segments", "more", "", "archive parts of the source separately")
-            digest.add(batch)
-            columns = [pa.array(map(attrgetter(field.name), batch), field.type) for field in SCHEMA]
-            _refuse_wordy(sum(_text_bytes(column) for column in columns if column.type == pa.string()), "")
-            writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), row_group_size=GROUP_ROWS)
-        writer.add_key_value_metadata({_ROWS_DIGEST: digest.hex()})
-    return sink.getvalue()
-
-
-def from_parquet(data: bytes, where: str = "") -> list[Row]:
-    """Return the rows that `to_parquet` wrote.
-
-    Parameters
-    ----------
-    data : bytes
-        Read, not kept.
-    where : str
-        Key of the object, for messages.
-
-    Raises
-    ------
-    FormatError
-        Damaged, of another schema, or with values that no segment has.
-    LimitError
-        Beyond the limits of a reader.
-    """
-    try:
-        return list(_read(data, where))
-    except ArchiveError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
-        raise FormatError("rows as Parquet", f"{type(error).__name__}: {str(error)[:200]}", where) from error
-
-
-def packs_in(data: bytes, where: str = "", *, checked: bool) -> set[bytes]:
-    """Return the packs that rows refer to, in memory for packs and one row group.
-
-    Parameters
-    ----------
-    data : bytes
-    where : str
-        Key of the object, for messages.
-    checked : bool
-        The caller has checked the digest of `data`, so that one column is enough; else all of it is read and checked.
-
-    Raises
-    ------
-    FormatError
-        They cannot be read.
-    """
-    packs: set[bytes] = set()
-    try:
-        if not checked:
-            return {row.pack for row in _read(data, where) if row.pack is not None}
-        for batch in _opened(data).iter_batches(GROUP_ROWS, columns=["pack"], use_threads=False):
-            packs.update(pack for pack in batch.column(0).unique().to_pylist() if pack is not None)
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
-        raise FormatError("rows as Parquet", f"{type(error).__name__}: {str(error)[:200]}", where) from error
-    return packs
-
-
-def _opened(data: bytes, **options: Any) -> pq.ParquetFile:
-    return pq.ParquetFile(
-        pa.BufferReader(data),
-        **options,
-        page_checksum_verification=True,
-        thrift_string_size_limit=FOOTER_STRING_BYTES_MAX,
-        thrift_container_size_limit=FOOTER_ITEMS_MAX,
-    )
-
-
-def _read(data: bytes, where: str) -> Iterator[Row]:
-    file = _opened(data)
-    if not file.schema_arrow.remove_metadata().equals(SCHEMA):
-        raise FormatError(f"the columns {', '.join(_COLUMNS)}", f"{', '.join(file.schema_arrow.names)}", where)
-    if file.metadata.num_rows > ROWS_MAX:
-        raise LimitError(f"at most {ROWS_MAX} rows", f"{file.metadata.num_rows}", where)
-    # Raises for damaged facts of the column, where asking for them alone would end the process. It holds one batch.
-    file.scan_contents(columns=["shape"])
-    file = _opened(data, metadata=file.metadata, read_dictionary=sorted(_TEXTS))
-    digest, known = _Digest(_COLUMNS), dict[str, str]()
-    for group in range(file.metadata.num_row_groups):
-        facts = file.metadata.row_group(group)
-        if facts.num_rows > GROUP_ROWS or facts.total_byte_size > GROUP_BYTES_MAX:
-            raise LimitError(f"row groups of at most {GROUP_ROWS} rows", f"{facts.num_rows}", where)
-        n_values = facts.column(_SHAPE).num_values
-        if n_values > GROUP_ROWS * RANK_MAX:
-            raise LimitError(f"at most {GROUP_ROWS * RANK_MAX} values in a row group", f"{n_values}", where)
-        table = file.read_row_group(group, use_threads=False)
-        wordy = {name: table.column(name).unify_dictionaries().combine_chunks() for name in _TEXTS}
-        _refuse_wordy(sum(_text_bytes(array.dictionary, array.indices) for array in wordy.values()), where)
-        columns: list[Any] = []
-        for name in _COLUMNS:
-            if name in _TEXTS:  # one object per distinct text, not per row
-                distinct = [known.setdefault(text, text) for text in wordy[name].dictionary.to_pylist()]
-                values = [None if at is None else distinct[at] for at in wordy[name].indices.to_pylist()]
-            elif name == "shape":
-                values = [None if shape is None else tuple(shape) for shape in table.column(name).to_pylist()]
-            else:
-                values = table.column(name).to_pylist()
-            columns.append(values)
-        rows = [Row(*values) for values in zip(*columns, strict=True)]
-        digest.add(rows)
-        _check(rows, where)
-        yield from rows
-    found = (file.metadata.metadata or {}).get(_ROWS_DIGEST, b"").decode("ascii", "replace")
-    if found != digest.hex():
-        raise FormatError(f"rows of the digest {digest.hex()}", found or "none", where)
-
-
-def _text_bytes(texts: Any, indices: Any = None) -> int:
-    """Return the bytes of all `texts`, or of those that `indices` take, without taking them."""
-    n_bytes = pc.binary_length(texts).cast(pa.int64())
-    total = pc.sum(n_bytes if indices is None else n_bytes.take(indices)).as_py()
-    return total or 0
-
-
-def _refuse_wordy(n_bytes: int, where: str) -> None:
-    if n_bytes > GROUP_TEXT_BYTES_MAX:
-        expected = f"names and other texts of at most {GROUP_TEXT_BYTES_MAX} bytes in {GROUP_ROWS} rows"
-        raise LimitError(expected, f"{n_bytes}", where, "archive parts of the source separately")
-
-
-def _check(rows: list[Row], where: str) -> None:
-    """Refuse values that no segment has, before anybody computes with them."""
-    for row in rows:
-        stored_bytes, pack_offset = row.stored_bytes or 0, row.pack_offset or 0
-        pack_bytes = OFFSET_BYTES_MAX if row.pack_bytes is None else row.pack_bytes
-        if not (
-            0 <= row.offset_bytes < OFFSET_BYTES_MAX
-            and 0 < row.n_bytes <= SEGMENT_BYTES
-            and min(row.row_start, row.n_rows, row.row_words, row.n_tensors, row.task) >= 0
-            and (row.shape is None or (len(row.shape) <= RANK_MAX and min(row.shape, default=0) >= 0))
-            and 0 <= stored_bytes <= RECORD_BYTES
-            and 0 <= pack_offset
-            and pack_offset + stored_bytes <= pack_bytes <= OFFSET_BYTES_MAX
-        ):
-            raise FormatError("a segment within its file and pack", f"{row}"[:400], where)
-
-
-def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    iterator = iter(rows)
-    while batch := list(islice(iterator, GROUP_ROWS)):
+def batched(items: Iterable[T], n_items: int) -> Iterator[list[T]]:
+    """Yield lists of so many items, the last one of what is left."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, n_items)):
         yield batch
+
+
+# -- columns ------------------------------------------------------------------------------------
+
+
+def table_of(rows: Sequence[Row]) -> pa.Table:
+    """Return the plain columns of at most `BATCH_ROWS` rows."""
+    if isinstance(rows, Rows):
+        return pa.concat_tables(map(plain, rows.batches(BATCH_ROWS))).combine_chunks()
+    return pa.Table.from_arrays(_arrays(COLUMNS, list(map(attrgetter(*COLUMNS), rows))), schema=SCHEMA)
+
+
+def plain(batch: pa.RecordBatch) -> pa.Table:
+    """Return a batch that `compact` made as the schema has it."""
+    return pa.Table.from_arrays([_plain(batch.column(field.name), field.type) for field in SCHEMA], schema=SCHEMA)
+
+
+def _plain(column: Any, kind: Any) -> Any:
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), kind)
+    if pa.types.is_dictionary(column.type):
+        return column.dictionary_decode()
+    return column.cast(kind) if column.type != kind else column
+
+
+def compact(columns: Iterable[Any], names: Sequence[str] = COLUMNS) -> pa.RecordBatch:
+    """Return columns of the schema as they are held in memory: narrow where their values allow it."""
+    return pa.RecordBatch.from_arrays(list(map(_compact, names, columns)), names)
+
+
+def _compact(name: str, column: Any) -> Any:
+    if name in _FEW:
+        return column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    if column.null_count == len(column):
+        return pa.nulls(len(column))
+    if column.type == pa.int64():
+        most = pc.min_max(column).as_py()
+        return column.cast(pa.int32()) if -(1 << 31) <= most["min"] and most["max"] < 1 << 31 else column
+    return column
+
+
+def _arrays(columns: Sequence[str], values: list[tuple[Any, ...]]) -> list[Any]:
+    types = [SCHEMA.field(name).type for name in columns]
+    return [pa.array(column, kind) for column, kind in zip(zip(*values, strict=True), types, strict=True)]
+
+
+def _values(column: Any) -> list[Any]:
+    """Return the values of a column; equal texts are one object where there are few."""
+    if pa.types.is_dictionary(column.type):
+        if len(column.dictionary) > len(column):
+            return list(column.dictionary_decode().to_pylist())
+        distinct = column.dictionary.to_pylist()
+        return [None if place is None else distinct[place] for place in column.indices.to_pylist()]
+    values = list(column.to_pylist())
+    if pa.types.is_list(column.type):
+        return [None if value is None else tuple(value) for value in values]
+    return values
+
+
+def _filled(column: Any) -> Any:
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column), np.int64)
+    return column.cast(pa.int64()).fill_null(0)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value

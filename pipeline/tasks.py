@@ -7,7 +7,7 @@ what is stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
@@ -97,7 +97,7 @@ class Receipt:
 
     Attributes
     ----------
-    rows : list of Row
+    rows : sequence of Row
         One per segment, in order, with the columns of the record.
     resumed : bool
         An earlier attempt had stored it.
@@ -107,7 +107,7 @@ class Receipt:
         Files that could not be read, with why; the task has no receipt then, so that a rerun tries again.
     """
 
-    rows: list[Row]
+    rows: Sequence[Row]
     resumed: bool
     alarms: tuple[str, ...] = ()
     failures: tuple[tuple[str, ArchiveError], ...] = ()
@@ -312,9 +312,9 @@ class TaskWorker:
             else replace(row, stored_digest=pack.digests[row.pack_offset or 0], pack=digest, pack_bytes=pack.n_bytes)
             for row in rows
         ]
-        if not failures:
-            rows = adopt_receipt(self._archive, self._run, task, rows)
-        return Receipt(rows, False, alarms, tuple(failures.items()))
+        if failures:
+            return Receipt(rows, False, alarms, tuple(failures.items()))
+        return Receipt(adopt_receipt(self._archive, self._run, task, rows), False, alarms)
 
     def _windows(self, task: Task, rooms: _Rooms, failures: dict[str, ArchiveError]) -> Generator[list[Read]]:
         """Yield segments as they are read, with their digests; a window lasts until the one after the next is made."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from threading import Lock
 
 from blake3 import blake3
@@ -34,7 +33,7 @@ from pipeline.executors import Executor
 from pipeline.packs import WINDOW_BYTES, Place, pack_key, read_index, read_records
 from pipeline.plan import Finding
 from pipeline.reading import Decoder
-from pipeline.rows import Row
+from pipeline.rows import Row, Rows
 from pipeline.store import ObjectInfo, SourceStore, open_source
 from pipeline.summary import Failed
 
@@ -49,9 +48,13 @@ class Part:
     number: int
     total: int
 
-    def has(self, row: Row) -> bool:
-        """Whether the row belongs to the slice."""
-        return int.from_bytes((row.digest or b"")[:8], "little") % self.total == self.number - 1
+    def has(self, digest: bytes | None) -> bool:
+        """Whether the segment of this digest belongs to the slice."""
+        return int.from_bytes((digest or b"")[:8], "little") % self.total == self.number - 1
+
+    def of(self, rows: Rows) -> Rows:
+        """Return the rows that belong to the slice."""
+        return rows.where(self.has(digest) for (digest,) in rows.values("digest"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +63,13 @@ class PackItem:
 
     Attributes
     ----------
-    rows : tuple of Row
+    rows : sequence of Row
         In the order of their offsets in the pack.
     whole : bool
         They are all, so that the index is checked against them.
     """
 
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     whole: bool
 
     @property
@@ -169,7 +172,8 @@ class Verifier:
                 raise DigestError(place.pack.hex(), hasher.hexdigest(), key, "restore the pack from another copy")
             footer = self._range(place, place.pack_bytes - PACK_FOOTER_BYTES, place.pack_bytes)
             index = read_index(self._range(place, *index_range(pack_header(), footer, place.pack_bytes)), key)
-            known = {(row.pack_offset, row.stored_bytes, row.n_bytes) for row in index if row.pack is None}
+            columns = ("pack", "pack_offset", "stored_bytes", "n_bytes")
+            known = {tuple(place) for pack, *place in index.values(*columns) if pack is None}
             for row in rows:
                 if (row.pack_offset, row.stored_bytes, row.n_bytes) not in known:
                     raise FormatError("this record in the index of the pack", "none", f"{key}: {row.where}")
@@ -187,18 +191,13 @@ class Verifier:
         return self._archive.get_ranges(info, [(start, stop)])[0]
 
 
-def pack_items(rows: Sequence[Row], part: Part | None, *, whole: bool) -> list[PackItem]:
+def pack_items(rows: Rows, part: Part | None, *, whole: bool) -> list[PackItem]:
     """Return the packs of `rows`, each with its rows that `part` leaves; `whole`: the rows are all of a manifest."""
-
-    def order(row: Row) -> tuple[bytes, int, bytes, int]:
-        place = Place.of(row)
-        return place.pack, place.offset, row.file.encode("utf-8", "surrogateescape"), row.offset_bytes
-
-    chosen = sorted((row for row in rows if part is None or part.has(row)), key=order)
-    return [PackItem(tuple(group), whole and part is None) for _, group in groupby(chosen, lambda row: row.pack)]
+    chosen = (rows if part is None else part.of(rows)).in_packs()
+    return [PackItem(group, whole and part is None) for _, group in chosen.by("pack")]
 
 
-def damaged_packs(job: VerifyJob, rows: Sequence[Row], executor: Executor) -> list[Finding]:
+def damaged_packs(job: VerifyJob, rows: Rows, executor: Executor) -> list[Finding]:
     """Read all packs of `rows`, those of a manifest; return those with a fault, each with its first.
 
     Raises

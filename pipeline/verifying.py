@@ -33,7 +33,7 @@ from pipeline.packs import pack_key
 from pipeline.plan import Finding, is_selected
 from pipeline.reading import archived_files, check_files
 from pipeline.report import Report
-from pipeline.rows import Row
+from pipeline.rows import Rows
 from pipeline.scrubbing import Looked, chosen_part, put_receipt
 from pipeline.snapshots import FileEntry, Snapshot, package_version
 from pipeline.store import SourceStore, open_source, open_store
@@ -64,15 +64,15 @@ def verify(arguments: argparse.Namespace, run: Run, report: Report, executor: Ca
             summary.failures.append(Failed.of(snapshot.name, error))
             continue
         keys = {entry.key for entry in _entries(snapshot, arguments)}
-        rows = [row for row in rows if row.file in keys]
+        rows = rows.of_files(keys)
         for finding in _missing(store, pack_sizes(rows), faults):
-            names = sorted({row.file for row in rows if row.pack is not None and pack_key(row.pack) == finding.key})
+            names = sorted({file for file, pack in rows.values("file", "pack") if pack_key(pack) == finding.key})
             message = f"{finding.detail}; it holds parts of {', '.join(names)[:400]}"
             summary.failures.append(Failed(finding.key, finding.reason, message, "restore the pack from another copy"))
         summary.files += len(keys)
-        summary.tensors += sum(row.n_tensors for row in rows)
+        summary.tensors += int(rows.integers("n_tensors").sum())
         summary.segments += len(rows)
-        summary.source_bytes += sum(row.n_bytes for row in rows)
+        summary.source_bytes += int(rows.integers("n_bytes").sum())
         summary.stored_bytes += stored_bytes_of(snapshot)
         if arguments.level == "decode" and part is None and snapshot.files and not _filtered(arguments):
             summary.warnings += lint_archived(store, archived_files(snapshot, rows))
@@ -81,9 +81,9 @@ def verify(arguments: argparse.Namespace, run: Run, report: Report, executor: Ca
             items = _source_items(arguments, run, snapshot, rows, part, summary)
             _work(source, items, run, report, executor, summary)
         elif arguments.level != "manifest":
-            rows = [row for row in rows if (row.pack, row.pack_offset, row.digest) not in seen]
             if arguments.all:  # what snapshots share is looked at once
-                seen.update((row.pack, row.pack_offset, row.digest) for row in rows)
+                rows = rows.where(record not in seen for record in rows.values("pack", "pack_offset", "digest"))
+                seen.update(rows.values("pack", "pack_offset", "digest"))
             job = VerifyJob(arguments.archive, dict(run.storage_options), arguments.level)
             _work(job, pack_items(rows, part, whole=not _filtered(arguments)), run, report, executor, summary)
     if arguments.receipt:
@@ -144,7 +144,7 @@ def _source_items(
     arguments: argparse.Namespace,
     run: Run,
     snapshot: Snapshot,
-    rows: list[Row],
+    rows: Rows,
     part: Part | None,
     summary: Summary,
 ) -> list[SourceItem]:
@@ -155,8 +155,8 @@ def _source_items(
         summary.failures += lost
         summary.warnings += new
         gone = {failure.key for failure in lost}
-        rows = [row for row in rows if row.file not in gone]
-    return source_items(entries, [row for row in rows if part is None or part.has(row)])
+        rows = rows.where(file not in gone for (file,) in rows.values("file"))
+    return source_items(entries, rows if part is None else part.of(rows))
 
 
 def _work(

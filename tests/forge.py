@@ -16,7 +16,8 @@ from operators.run import digest_of, encode
 from operators.words import words_of
 from pipeline.archive import FORMAT_KEY, manifest_key, snapshot_key
 from pipeline.packs import pack_index, pack_key
-from pipeline.rows import Row, content_digest, to_parquet
+from pipeline.parquet import content_digest, to_parquet
+from pipeline.rows import Row
 from pipeline.snapshots import FileEntry, Snapshot, Totals
 
 ROW = Row("w.bin", 0, 1, None, None, None, 0, 1, 1, 0, "opaque", None, 0)

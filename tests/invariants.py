@@ -11,8 +11,8 @@ from blake3 import blake3
 from pipeline import commit
 from pipeline.archive import checkpoints, load_manifest, load_snapshot, manifest_key, pack_sizes
 from pipeline.packs import pack_key
+from pipeline.parquet import from_parquet
 from pipeline.reading import Decoder, check_files
-from pipeline.rows import from_parquet
 from pipeline.snapshots import Snapshot
 from pipeline.store import PROBE_KEY, SourceStore, Store
 from pipeline.verify import Verifier, pack_items

@@ -2,7 +2,7 @@
 
 from operators.run import execute
 from pipeline import commands, verify
-from pipeline.rows import from_parquet, to_parquet
+from pipeline.parquet import from_parquet, to_parquet
 from tests.forge import sound
 
 READY = (commands, verify, [execute(record) for _, record in [sound()]], from_parquet(to_parquet([sound()[0]])))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -69,14 +69,14 @@ class Layout:
         `trailing_bytes`, `unknown_dtype`) keeps its format.
     detail : str
         The fault in words, for people.
-    segments : tuple of Segment
+    segments : sequence of Segment
         In order of offset, tiling the file exactly; none for an empty file.
     """
 
     format: str
     reason: str | None
     detail: str
-    segments: tuple[Segment, ...]
+    segments: Sequence[Segment]
 
 
 class LayoutError(Exception):

@@ -6,7 +6,7 @@ import contextlib
 import json
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,8 +58,9 @@ from pipeline.commit import (
     is_unchanged,
 )
 from pipeline.packs import pack_key
+from pipeline.parquet import from_parquet, to_parquet
 from pipeline.plan import Finding, Plan, Task, make_plan
-from pipeline.rows import Row, from_parquet, to_parquet
+from pipeline.rows import Row
 from pipeline.segments import layout_of
 from pipeline.snapshots import Snapshot, from_json
 from pipeline.store import ObjectInfo, Store
@@ -95,7 +96,7 @@ def plan_of(store: MemoryStore) -> Plan:
     return make_plan(files, layouts, TASK_BYTES)
 
 
-def work(archived: Store, origin: MemoryStore, run: str, task: Task) -> list[Row]:
+def work(archived: Store, origin: MemoryStore, run: str, task: Task) -> Sequence[Row]:
     """What a worker does, with records that are the bytes themselves."""
     stored = find_receipt(archived, run, task)
     if stored is not None:
@@ -385,7 +386,7 @@ def test_an_unknown_outcome_says_so() -> None:
 
 
 def test_a_twin_that_runs_at_any_point_changes_nothing() -> None:
-    for archived, faulty in at_every_call(lambda store: drive(store, source(), time="then")):
+    for archived, faulty in at_every_call(lambda store: drive(store, source(), time="2027-01-01T00:00:00Z")):
         origin = source()
         snapshot = drive(faulty, origin)
         assert snapshot.seq == 1
@@ -445,7 +446,7 @@ def race(store: SteppedStore, recipe: str, outcomes: list[Snapshot | ConflictErr
     """One of several drivers: waits for its first turn, and gives way when it is done."""
     store.turns.pass_on(store.me)
     try:
-        outcomes.append(drive(store, source(), recipe, f"by {store.me}"))
+        outcomes.append(drive(store, source(), recipe, f"2026-01-01T00:00:0{store.me}Z"))
     except ConflictError as error:
         outcomes.append(error)
     finally:

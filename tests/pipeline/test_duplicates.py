@@ -18,8 +18,9 @@ from pipeline import duplicates, planning, sampling
 from pipeline.archive import find_snapshot, load_manifest, plan_key, prior_key
 from pipeline.cli import main
 from pipeline.duplicates import GATHERED_TASKS, Earlier, gathered
+from pipeline.parquet import from_parquet, to_parquet
 from pipeline.plan import Plan, adopt, make_plan
-from pipeline.rows import Row, from_parquet, to_parquet
+from pipeline.rows import Row
 from pipeline.sampling import region_of
 from pipeline.segments import Layout, Segment
 from pipeline.store import Buffers, ObjectInfo, Room, coalesce

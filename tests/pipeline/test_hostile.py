@@ -25,9 +25,10 @@ from operators import limits
 from operators.errors import LimitError
 from operators.program import Literal, Node, parse
 from operators.registry import OPERATORS_BY_NAME
-from pipeline import rows
+from pipeline import parquet
 from pipeline.archive import SNAPSHOT_BYTES_MAX, find_snapshot, load_manifest, snapshot_key
-from pipeline.rows import OFFSET_BYTES_MAX, Row, to_parquet
+from pipeline.parquet import OFFSET_BYTES_MAX, to_parquet
+from pipeline.rows import Row
 from pipeline.segments.header import RANK_MAX
 from tests.forge import ROW, archive, objects_at, record, sound
 from tests.memory_store import MemoryStore
@@ -82,7 +83,7 @@ def texts(column: str, n_bytes: int, n_rows: int) -> Objects:
     wordy = replace(row, **{column: "x" * n_bytes})  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "GROUP_TEXT_BYTES_MAX", 1 << 40)
-        patch.setattr(rows._Digest, "add", lambda *_: None)  # it is refused before its digest could matter
+        patch.setattr(parquet._Digest, "add", lambda *_: None)  # it is refused before its digest could matter
         return archive([(row, data)], manifest=to_parquet([wordy] * n_rows))
 
 

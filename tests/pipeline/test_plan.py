@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from operators.errors import ChangedError, StoreError
 from pipeline import plan as plan_module
 from pipeline.lint import lint
+from pipeline.parquet import from_parquet, to_parquet
 from pipeline.plan import Finding, Plan, adopt, make_plan, matches, select
-from pipeline.rows import from_parquet, to_parquet
 from pipeline.segments import Layout, Read, layout_of
 from pipeline.segments.opaque import layout as opaque_layout
 from pipeline.store import ObjectInfo

@@ -50,7 +50,7 @@ def test_a_header_beyond_its_file_or_any_header_is_refused_at_once(
     stored: tuple[SourceStore, ArchivedFile], header_bytes: int
 ) -> None:
     _, item = stored
-    file = replace(item if header_bytes < 1 << 20 else replace_size(item, 1 << 39), rows=item.rows * 10)
+    file = replace(item if header_bytes < 1 << 20 else replace_size(item, 1 << 39), rows=tuple(item.rows) * 10)
     decoder = Parts(header_bytes.to_bytes(8, "little"), *[bytes(1000)] * 20)
     with pytest.raises(FormatError, match="a header that ends at"):
         read_header(decoder, file)
@@ -60,7 +60,7 @@ def test_a_header_beyond_its_file_or_any_header_is_refused_at_once(
 def test_a_length_in_two_segments_is_read_whole(stored: tuple[SourceStore, ArchivedFile]) -> None:
     length = (512).to_bytes(8, "little")
     decoder = Parts(length[:1], length[1:3], length[3:], bytes(600))  # one byte alone says a header of nothing
-    assert read_header(decoder, replace(stored[1], rows=stored[1].rows * 2)) == length + bytes(512)
+    assert read_header(decoder, replace(stored[1], rows=tuple(stored[1].rows) * 2)) == length + bytes(512)
 
 
 def replace_size(item: ArchivedFile, n_bytes: int) -> ArchivedFile:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from operators.errors import DamageError, FormatError, LimitError
 from operators.limits import RECORD_BYTES, SEGMENT_BYTES
-from pipeline import rows as rows_module
-from pipeline.rows import SCHEMA, Row, content_digest, from_parquet, row_order, to_parquet
+from pipeline import parquet as rows_module
+from pipeline.parquet import content_digest, from_parquet, to_parquet
+from pipeline.rows import SCHEMA, Row, row_order
 from tests.strategies import damage
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
