@@ -82,7 +82,7 @@ def texts(column: str, n_bytes: int, n_rows: int) -> Objects:
     row, data = sound()
     wordy = replace(row, **{column: "x" * n_bytes})  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "GROUP_TEXT_BYTES_MAX", 1 << 40)
+        patch.setattr(parquet, "GROUP_TEXT_BYTES_MAX", 1 << 40)
         patch.setattr(parquet._Digest, "add", lambda *_: None)  # it is refused before its digest could matter
         return archive([(row, data)], manifest=to_parquet([wordy] * n_rows))
 
@@ -221,7 +221,7 @@ def test_texts_are_counted_before_there_is_memory_for_them(
     column: str, n_bytes: int, n_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore(texts(column, n_bytes, n_rows))
-    monkeypatch.setattr(rows, "GROUP_TEXT_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(parquet, "GROUP_TEXT_BYTES_MAX", 1 << 20)
     with pytest.raises(LimitError, match="names and other texts"):
         load_manifest(store, find_snapshot(store))
     row, _ = sound()
