@@ -227,7 +227,7 @@ class _Reader:
             files=self._each(take.pop("files"), self._file),
             failures=self._each(take.pop("failures"), self._finding),
             totals=Totals(**{name: self._count(value) for name, value in self._object(take.pop("totals")).items()}),
-            time=self._text(take.pop("time")),
+            time=self._time(take.pop("time")),
         )
         if take:
             raise FormatError("no further field", ", ".join(sorted(take))[:200], self._where)
@@ -265,6 +265,16 @@ class _Reader:
         if not isinstance(value, str):
             raise FormatError("text", type(value).__name__, self._where)
         return value
+
+    def _time(self, value: Any) -> str:
+        text = self._text(value)
+        try:
+            is_ours = time_text(datetime.fromisoformat(text)) == text
+        except ValueError:
+            is_ours = False
+        if not is_ours:
+            raise FormatError("a time as YYYY-MM-DDTHH:MM:SSZ", repr(text)[:80], self._where)
+        return text
 
     def _count(self, value: Any) -> int:
         if type(value) is not int or not 0 <= value < 1 << 63:

@@ -17,7 +17,7 @@ from pipeline.messages import HEADER, TensorCodec
 from synth.books import LAYOUTS, CodebookSet
 from tests.bench.training import huffman_bits, plane
 from tests.checkpoints import path, read
-from tests.fuzz import mutate
+from tests.fuzz.targets import mutate
 
 DTYPES = sorted(LAYOUTS)
 
