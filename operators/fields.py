@@ -21,7 +21,7 @@ from operators.check import check
 from operators.errors import ArchiveError
 from operators.kernels import steps as kernels
 from operators.kernels.leaves import MIDDLE_BITS, NARROW_BITS, UNDECIDED
-from operators.kernels.steps import COLUMNS, CUT, LEAF, LEFT, OTHER_LEAF, ROOT, SLACK_WORDS
+from operators.kernels.steps import COLUMNS, CUT, CUT_SOME, LEAF, LEFT, OTHER_LEAF, ROOT, SLACK_WORDS
 from operators.literals.huffman import all_streams_of
 from operators.literals.profile import LARGE_WORDS, RANS_GAIN
 from operators.literals.rans import lanes_of
@@ -187,14 +187,30 @@ class _Maker:
             self.up.append(step)
             return True
         if isinstance(op, Merge):
-            return all(
-                self._field(child, Stream(width, stream.n_words), shift, stream.width_bits, at)
-                for child, shift, width in _fields(node, 0)
-            )
+            return self._fields(list(_fields(node, 0)), stream, at)
         if at == ROOT:  # its words are to be changed
             return self._field(node, stream, 0, stream.width_bits, ROOT)
         make = None if isinstance(op, Literal) else _MAKERS.get(type(op))
         return make is not None and make(self, node, stream, at)
+
+    def _fields(self, fields: list[tuple[Node, int, int]], stream: Stream, source: int) -> bool:
+        """Append the steps of the fields of words that lie at `source`: in one pass the first two or three."""
+        together = 1
+        word_bytes = stream.width_bits // 8 if source == ROOT else _size(stream.width_bits)
+        while word_bytes in (2, 4) and together < min(3, len(fields)) and fields[together][2] <= NARROW_BITS:
+            together += 1
+        if together > 1:
+            some = [(child, Stream(width, stream.n_words)) for child, _, width in fields[:together]]
+            places = [(child, field, self.place(field)) for child, field in some]
+            (_, first, at), *rest = places
+            step = CUT_SOME, first.n_words, first.width_bits, at, source, word_bytes
+            if not self._around(sum(((field.width_bits, at) for _, field, at in rest), step), places):
+                return False
+            fields = fields[together:]
+        return all(
+            self._field(child, Stream(width, stream.n_words), shift, stream.width_bits, source)
+            for child, shift, width in fields
+        )
 
     def _field(self, node: Node, field: Stream, shift: int, width_bits: int, source: int) -> bool:
         """Append the steps of a field of words of `width_bits` that lie at `source`."""

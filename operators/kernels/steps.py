@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from operators.kernels.fields import join_field, split_field
+from operators.kernels.fields import join_field, join_three, join_two, split_field, split_three, split_two
 from operators.kernels.folding import fold, unfold
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.lanes import bit_length, both, pick
@@ -31,12 +31,14 @@ from operators.kernels.leaves import (
 )
 from operators.kernels.varints import MOST_BYTES, put_varint, take_varint
 
-LEAF, OTHER_LEAF, CUT, CONST, ADD, XOR, ZIGZAG, SCAN_ADD, SCAN_XOR, PARTITION, DICTIONARY = range(11)
+LEAF, OTHER_LEAF, CUT, CUT_SOME, CONST, ADD, XOR, ZIGZAG, SCAN_ADD, SCAN_XOR, PARTITION, DICTIONARY = range(12)
 """Kinds of steps. All have the number of their words, the bits of these, and where they lie; then
 
 - `LEAF`: the code of the encoding, or that none is decided; streams, lanes and gain as `choose_narrow` takes them.
 - `OTHER_LEAF`: nothing. Its payload is made and read elsewhere, from words in their smallest container.
 - `CUT`: where the words lie that the field is cut from, or `ROOT`; their bytes; the lowest bit of the field.
+- `CUT_SOME`: the same but for the lowest bit, that of the first field of a word; then the bits of the second and where
+  it lies, and of the third, or 0. Both have up to 16 bits, the words two bytes or four: one pass for all.
 - `CONST`, `ADD`, `XOR`: the constant, as a number with a sign. `ZIGZAG`: nothing.
 - `SCAN_ADD`, `SCAN_XOR`: the lag, and where the differences lie. The first words stay where they are.
 - `PARTITION`: words of a row, rows that are marked, low bits; where the mask, the other and the marked rows lie.
@@ -108,6 +110,72 @@ def cut(words: NDArray[np.uint8], word_bytes: int, step: NDArray[np.int64], aren
         split_field(_wide(arena, source, n), shift, width, _middle(arena, at, n))
     else:
         split_field(_wide(arena, source, n), shift, width, _wide(arena, at, n))
+
+
+@inlined
+def _cut_some(words: Any, step: Any, arena: Any, first: Any) -> None:
+    n, a, b = words.size, step[2], step[6]
+    second, third = _narrow(arena, step[7], n), _narrow(arena, step[9], n)
+    if step[8] == 0:
+        split_two(words, (np.int64(0), a), (a, b), first, second)
+    else:
+        split_three(words, (np.int64(0), a, a + b), (a, b, step[8]), first, second, third)
+
+
+@inlined
+def _cut_middle(words: Any, step: Any, arena: Any) -> None:
+    if step[2] <= NARROW_BITS:
+        _cut_some(words, step, arena, _narrow(arena, step[3], words.size))
+    else:
+        _cut_some(words, step, arena, _middle(arena, step[3], words.size))
+
+
+@kernel("arena")
+def cut_some(words: NDArray[np.uint8], word_bytes: int, step: NDArray[np.int64], arena: NDArray[np.uint8]) -> None:
+    """As `cut` for the first two or three fields of words of two bytes or four."""
+    n, source, source_bytes = step[1], step[4], step[5]
+    if source == ROOT:
+        if word_bytes == 2:
+            _cut_some(words.view(np.uint16), step, arena, _narrow(arena, step[3], n))
+        else:
+            _cut_middle(words.view(np.uint32), step, arena)
+    elif source_bytes == 2:
+        _cut_some(_narrow(arena, source, n), step, arena, _narrow(arena, step[3], n))
+    else:
+        _cut_middle(_middle(arena, source, n), step, arena)
+
+
+@inlined
+def _join_some(arena: Any, step: Any, first: Any, out: Any) -> None:
+    n, a, b = out.size, step[2], step[6]
+    second, third = _narrow(arena, step[7], n), _narrow(arena, step[9], n)
+    if step[8] == 0:
+        join_two(first, second, a, out)
+    else:
+        join_three(first, second, third, a, a + b, out)
+
+
+@inlined
+def _join_middle(arena: Any, step: Any, out: Any) -> None:
+    if step[2] <= NARROW_BITS:
+        _join_some(arena, step, _narrow(arena, step[3], out.size), out)
+    else:
+        _join_some(arena, step, _middle(arena, step[3], out.size), out)
+
+
+@kernel("arena", "out")
+def join_some(arena: NDArray[np.uint8], word_bytes: int, step: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    """Inverse of `cut_some`; what there was is replaced."""
+    n, source, source_bytes = step[1], step[4], step[5]
+    if source == ROOT:
+        if word_bytes == 2:
+            _join_some(arena, step, _narrow(arena, step[3], n), out.view(np.uint16))
+        else:
+            _join_middle(arena, step, out.view(np.uint32))
+    elif source_bytes == 2:
+        _join_some(arena, step, _narrow(arena, step[3], n), _narrow(arena, source, n))
+    else:
+        _join_middle(arena, step, _middle(arena, source, n))
 
 
 @inlined
@@ -453,6 +521,8 @@ def encode_steps(
         kind, n, width, at = step[0], step[1], step[2], step[3]
         if kind == CUT:
             cut(words, word_bytes, step, arena)
+        elif kind == CUT_SOME:
+            cut_some(words, word_bytes, step, arena)
         elif kind == LEAF or kind == OTHER_LEAF:
             f = found[2 * k + 1]
             code, n_bytes = OTHERWISE, 0
@@ -537,6 +607,8 @@ def decode_steps(
         good = True
         if kind == CUT:
             join(arena, word_bytes, step, out)
+        elif kind == CUT_SOME:
+            join_some(arena, word_bytes, step, out)
         elif kind == LEAF or kind == OTHER_LEAF:
             payload = record[payload_at : payload_at + sizes[f]]
             payload_at += sizes[f]

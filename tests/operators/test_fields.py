@@ -18,7 +18,7 @@ from operators.errors import ArchiveError, DamageError
 from operators.fields import MOST_WORDS, PLAIN, encode_small, execute_small, payload_bytes, steps_of
 from operators.kernels import leaves
 from operators.kernels.repeats import repeats, window_of
-from operators.kernels.steps import CUT
+from operators.kernels.steps import CUT_SOME
 from operators.literals.huffman import Huffman
 from operators.literals.profile import Profiler, choose
 from operators.ops.add import Add
@@ -300,12 +300,12 @@ def test_a_planted_fault_is_caught() -> None:
     of = steps_of(program, 16, 500)
     assert good is not None
     assert of is not None
-    assert of.down[2, 0] == CUT
-    of.down[2, 6] += 1
+    assert of.down[0, 0] == CUT_SOME
+    of.down[0, 2] += 1
     try:
         bad = encode(program, words)
     finally:
-        of.down[2, 6] -= 1
+        of.down[0, 2] -= 1
     assert bad is not None
     assert bytes(bad.record) != bytes(good.record)
     with pytest.raises(DamageError):
