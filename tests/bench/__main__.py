@@ -35,6 +35,7 @@ TABLES: dict[str, Callable[[], Table | Iterable[Table]]] = {
     "memory": memory.table,
     "scale": scale.tables,
     "training": training.tables,
+    **training.TABLES,
     "books": books.table,
     "peers": sizes.measure_peers,
 }
