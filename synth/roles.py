@@ -23,7 +23,8 @@ from operators.fields import payload_bytes
 from operators.kernels.costing import first_change
 from operators.kernels.looks import look
 from operators.ops.const import Const
-from operators.program import Node, parse
+from operators.ops.merge import Merge
+from operators.program import Literal, Node, parse
 from operators.run import Encoded, encode
 from operators.words import Words
 from synth.options import SearchOptions
@@ -42,6 +43,9 @@ MAX_KNOWN = 4
 CLEARLY = 16
 """One part in so many."""
 MOST_VAIN = 2
+RAW_BITS = (16, 32, 64)
+"""Words of so many bits have a raw form, and consist of parts that have one."""
+_RAW = Node(Literal("raw"))
 _NUMBER = re.compile(r"\d+")
 _TEXT = Remembered("lz", 3 << 18, 0, 0)
 """Of text, such as headers, which needs no search if LZ takes three bits a byte or less: no other code does."""
@@ -234,7 +238,25 @@ def remembered_as(found: Synthesis, words: Words, columns: int, encoded: Encoded
     program, *others = (fit(template, nothing, stream, seen) for seen in (columns, 0, 2 * columns))
     is_by_row = n_words or any(program != other for other in others)
     bits_q18 = (encoded.body_bytes << 21) // words.size
-    return Remembered(str(encoded.program), bits_q18, columns if is_by_row else 0, n_words)
+    return Remembered(str(with_raw_joined(encoded.program)), bits_q18, columns if is_by_row else 0, n_words)
+
+
+def with_raw_joined(program: Node) -> Node:
+    """Return a program in which fields of a word that are stored as they are, side by side, are one: no bit more.
+
+    A search looks at planes one by one. Two that turn out to be noise take a pass over the words each.
+    """
+    children = tuple(map(with_raw_joined, program.children))
+    if not isinstance(program.op, Merge):
+        return Node(program.op, children)
+    fields: list[tuple[int, Node]] = []
+    for width, child in zip(program.op.widths, children, strict=True):
+        fields.append((width, child))
+        while len(fields) > 1 and fields[-1][1] == fields[-2][1] == _RAW and fields[-1][0] + fields[-2][0] in RAW_BITS:
+            (low, _), (high, _) = fields[-2:]
+            fields[-2:] = [(low + high, _RAW)]
+    widths, children = zip(*fields, strict=True)
+    return Node(Merge(widths), children) if len(fields) > 1 else children[0]
 
 
 def is_fitted(found: Synthesis) -> bool:

@@ -10,12 +10,13 @@ import pytest
 
 from operators.errors import FormatError
 from operators.kernels.looks import look
+from operators.program import parse
 from operators.run import Encoded, encode, execute
 from operators.words import Words
 from synth import Prior
 from synth.calibrate import TensorSample, calibrate
 from synth.prior import Remembered
-from synth.roles import MAX_KNOWN, Recalled, Roles, role_of
+from synth.roles import MAX_KNOWN, Recalled, Roles, role_of, with_raw_joined
 from synth.synthesis import Synthesis
 from tests.synth.support import options
 
@@ -107,6 +108,27 @@ def test_small_tensors_of_a_dtype_take_the_smallest_of_a_few_programs() -> None:
     for seed in range(2 * MAX_KNOWN):
         searched(found, "a.bias", weights(seed)[:500], rows=1)
     assert [len(known) for known in found._found.values()] == [MAX_KNOWN]
+
+
+@pytest.mark.parametrize(
+    ("text", "joined"),
+    [
+        ("merge[8,8,16](raw, raw, huffman)", "merge[16,16](raw, huffman)"),
+        ("merge[16,8,8](huffman, raw, raw)", "merge[16,16](huffman, raw)"),
+        ("merge[8,8,8,8](raw, raw, raw, raw)", "raw"),
+        ("merge[16,16](merge[8,8](raw, raw), rans)", "merge[16,16](raw, rans)"),
+        ("merge[8,16,8](raw, raw, huffman)", "merge[8,16,8](raw, raw, huffman)"),
+        ("merge[8,8,16](raw, bitpack, huffman)", "merge[8,8,16](raw, bitpack, huffman)"),
+    ],
+)
+def test_fields_that_are_stored_as_they_are_become_one(text: str, joined: str) -> None:
+    words = np.random.default_rng(0).integers(0, 1 << 32, 1000).astype(np.uint32)
+    apart, together = encode(parse(text), words), encode(with_raw_joined(parse(text)), words)
+    assert str(with_raw_joined(parse(text))) == joined
+    assert apart is not None
+    assert together is not None
+    assert (together.body_bytes, len(together.record)) <= (apart.body_bytes, len(apart.record))
+    assert np.array_equal(execute(together.record), words)
 
 
 def test_programs_that_depend_on_rows_serve_tensors_with_such_rows() -> None:
