@@ -215,6 +215,60 @@ def test_rows_of_another_file_are_refused_before_anything_is_written(place: Plac
     assert place.there() == {SMALL: FILES[SMALL]}
 
 
+@local
+def test_the_record_of_another_segment_is_not_published(place: Place, monkeypatch: Patch) -> None:
+    """A record that is whole, and of the right size, where another one is meant."""
+    files = place.files
+    [large] = [file for file in files if file.entry.key == LARGE]
+    first, second = (row for row in large.rows if row.tensor in {"w20", "w21"})
+    other = replace(first, pack=second.pack, pack_bytes=second.pack_bytes, pack_offset=second.pack_offset)
+    other = replace(other, stored_bytes=second.stored_bytes)
+    lying = replace(large, rows=tuple(other if row == first else row for row in large.rows))
+    lies = [file if file.entry.key != LARGE else lying for file in files]
+    monkeypatch.setattr(Place, "files", property(lambda _: lies))
+    assert isinstance(place.restore()[LARGE].error, DamageError)
+    assert place.there() == {SMALL: FILES[SMALL]}
+
+
+def losing_the_first(monkeypatch: Patch, place: Place) -> list[int]:
+    """Let the first stretch of the large file fail; where those begin that are written."""
+    written: list[int] = []
+    real = type(place.store).write_stretch
+
+    def faulty(self: Any, staged: Any, begin: int, end: int, data: Any) -> Any:
+        if (staged.key, begin) == (LARGE, 0):
+            raise StoreError("room", "none", LARGE)
+        done = real(self, staged, begin, end, data)
+        written.extend([begin] * (staged.key == LARGE))
+        return done
+
+    monkeypatch.setattr(type(place.store), "write_stretch", faulty)
+    return written
+
+
+def test_when_a_stretch_has_failed_no_other_is_written(place: Place, monkeypatch: Patch) -> None:
+    written = losing_the_first(monkeypatch, place)
+    assert isinstance(place.restore(SerialExecutor(0, 1))[LARGE].error, StoreError)
+    assert written == []
+    assert place.there() == {SMALL: FILES[SMALL]}
+
+
+def test_what_could_not_be_abandoned_at_once_is_when_all_have_ended(place: Place, monkeypatch: Patch) -> None:
+    """A store that did not answer, or a worker that was still writing."""
+    calls: list[object] = []
+    real = type(place.store).abandon
+
+    def deaf(self: Any, staged: Any) -> None:
+        calls.append(staged)
+        if len(calls) > 1:
+            real(self, staged)
+
+    monkeypatch.setattr(type(place.store), "abandon", deaf)
+    assert losing_the_first(monkeypatch, place) == []
+    assert isinstance(place.restore(SerialExecutor(0, 1))[LARGE].error, StoreError)
+    assert place.there() == {SMALL: FILES[SMALL]}
+
+
 def failing(monkeypatch: Patch, place: Place, verb: str, times: int, error: ArchiveError) -> list[object]:
     """Let a verb of the target fail so often, after it has done its work."""
     met: list[object] = []
