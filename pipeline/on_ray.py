@@ -158,6 +158,7 @@ class _Staff:
 
     def __post_init__(self) -> None:
         self._job_ref = ray.put(self.job)
+        self._title = f"brevis {type(self.job).__name__}"  # what the dashboard counts tasks by
         options = {"num_cpus": 1, "memory": self.memory_bytes, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         self._new = ray.remote(**options)(Worker)
         self.n_cpus = int(ray.cluster_resources().get("CPU", 0))
@@ -209,7 +210,7 @@ class _Staff:
 
     def hand_out(self, name: int, item: Any, tries: int) -> None:
         """Give one more item to an actor."""
-        ref = self._actors[name].run.remote(item)
+        ref = self._actors[name].run.options(name=self._title).remote(item)
         self._held[name][ref] = (item, tries)
         self.running[ref] = name
 

@@ -223,7 +223,7 @@ def test_a_job_that_is_stopped_commits_nothing_and_the_next_goes_on(
     # What `ray job stop` sends, which takes seconds to start.
     stop = urllib.request.Request(f"{cluster.dashboard}/api/jobs/{name[0]}/stop", method="POST")
     urllib.request.urlopen(stop, timeout=60).close()
-    job.end()
+    assert job.end() == 143, job.output()[-3000:]
     assert "found signal 15; run again to resume" in job.output(), job.output()[-3000:]
     deadline = time.monotonic() + 60
     while cluster.workers():
@@ -234,6 +234,33 @@ def test_a_job_that_is_stopped_commits_nothing_and_the_next_goes_on(
     again = json.loads(brevis(*arguments, env=dict(cluster.env)).stdout)
     assert again["content"] == expected["content"]
     assert len(receipts) <= again["resumed_tasks"] < 60
+
+
+def test_a_job_shows_how_far_it_is_and_ends_with_the_code_of_its_command(
+    submit: Callable[..., Submitted], cluster: Cluster, server: S3Server, checkpoint: dict[str, bytes]
+) -> None:
+    """In its log, as Ray's dashboard shows it, and by names of tasks; 10 is that of a place without an archive."""
+    quiet = [option for option in OPTIONS if option != "--no-progress"]
+    places = (server.url("source"), server.url("seen"))
+    job = submit("archive", *places, "--workers", "2", "--set", "run.progress_seconds=1", *quiet)
+    states, shown = set[str](), list[int]()
+    while job.process.poll() is None:
+        shown = [int(done.replace(",", "")) for done in re.findall(r"archive: ([\d,]+) of [\d,]+ bytes", job.output())]
+        states |= {task["state"] for task in tasks_of(cluster) if task["name"] == "brevis ArchiveJob"}
+        time.sleep(0.2)
+    assert job.end() == 0, job.output()[-3000:]
+    assert shown == sorted(shown)
+    assert any(0 < done < sum(map(len, checkpoint.values())) for done in shown)
+    assert states >= {"RUNNING", "FINISHED"}
+    assert submit("verify", server.url("nowhere")).end() == 10
+
+
+def tasks_of(cluster: Cluster) -> list[dict[str, Any]]:
+    """What the dashboard lists: the state API."""
+    url = f"{cluster.dashboard}/api/v0/tasks?limit=1000"
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        found: list[dict[str, Any]] = json.load(answer)["data"]["result"]["result"]
+    return found
 
 
 def test_relative_paths_are_those_of_the_driver(cluster: Cluster, tmp_path: Path) -> None:
