@@ -20,7 +20,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numba
 import numpy as np
 from numba import types
 from numba.core import config
@@ -28,6 +27,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
 
 from operators.kernels.cache import KernelCache
+from operators.kernels.parts import LINKED, Part
 
 F = TypeVar("F", bound=Callable[..., Any])
 JIT = not config.DISABLE_JIT
@@ -38,7 +38,21 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
     """A dispatcher that declares the arrays it does not write read-only."""
 
     written: frozenset[str] = frozenset()
+    part: Part | None = None
     _known: set[tuple[Any, ...]]
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """Return how another kernel calls this one, which becomes a part of it."""
+        return super().get_call_template(args, kws) if self.part is None else self.part.get_call_template(args, kws)
+
+    def get_overload(self, sig: Any) -> Any:
+        """Return that by which numba finds the code for such a call."""
+        return super().get_overload(sig) if self.part is None else self.part.get_overload(sig)
+
+    def declared(self, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the types that arguments of types `kinds` are compiled for."""
+        names = self._compiler.pysig.parameters
+        return tuple(_declared(kind, name in self.written) for kind, name in zip(kinds, names, strict=True))
 
     def _compile_for_args(self, *args: Any, **kws: Any) -> Any:
         """Compile, load or look up the entry for `args`: called by numba when it has none for their types."""
@@ -46,8 +60,7 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         self._compilation_chain_init_hook()
         actual = tuple(self.typeof_pyval(arg) for arg in args)
         self._types_active_call.clear()
-        names = self._compiler.pysig.parameters
-        declared = tuple(_declared(kind, name in self.written) for kind, name in zip(actual, names, strict=True))
+        declared = self.declared(actual)
         with global_compiler_lock:
             entry = self.compile(declared)
             self._known.add(declared)
@@ -81,10 +94,16 @@ def kernel(*written: str) -> Callable[[F], F]:
             raise TypeError(f"{function.__name__} has no argument {set(written) - set(names)}")
         if not JIT:
             return _interpreted(function)
-        dispatcher = Kernel(
-            function, targetoptions={"nopython": True, "nogil": True, "error_model": "numpy", "boundscheck": False}
-        )
+        options = {
+            "nopython": True,
+            "nogil": True,
+            "error_model": "numpy",
+            "boundscheck": False,
+            "no_cfunc_wrapper": True,
+        }
+        dispatcher = Kernel(function, targetoptions=options)
         dispatcher.written = frozenset(written)
+        dispatcher.part = Part(function, options, dispatcher.declared) if LINKED else None
         dispatcher._known = set()  # noqa: SLF001
         dispatcher._cache = KernelCache(function)  # noqa: SLF001
         return dispatcher
@@ -96,7 +115,8 @@ def inlined(function: F) -> F:
     """Decorate a part of a kernel: compiled into each kernel that calls it, never called from Python."""
     if not JIT:
         return function
-    compiled: F = numba.njit(nogil=True, error_model="numpy", forceinline=True)(function)
+    options = {"nopython": True, "nogil": True, "error_model": "numpy", "forceinline": True}
+    compiled: F = Part(function, options) if LINKED else CPUDispatcher(function, targetoptions=options)
     return compiled
 
 

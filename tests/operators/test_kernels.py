@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from operators.base import BLOCK_WORDS
 from operators.fields import MOST_WORDS
+from operators.kernels import parts
 from operators.kernels.alphabet import put_table, table_symbols, take_table
 from operators.kernels.bits import pack, packed_bytes, unpack
 from operators.kernels.cache import KernelCache, directories
@@ -387,3 +389,46 @@ def test_runs_of_the_longest_codes_are_whole(rare: int) -> None:
     encoded = encode(program, words)
     assert encoded is not None
     assert np.array_equal(execute(encoded.record), words)
+
+
+def test_the_inside_of_numba_is_used_of_the_pinned_version_alone() -> None:
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    assert f"numba=={parts.NUMBA}" in pins
+    assert parts.LINKED == (numba.__version__ == parts.NUMBA)
+
+
+OTHER_NUMBA = """
+import numba, numpy as np
+numba.__version__ = "0.0"
+from operators.kernels import jit, parts
+assert not parts.LINKED
+
+@jit.inlined
+def double(word):
+    return word + word
+
+@jit.kernel()
+def total(words):
+    found = 0
+    for word in words:
+        found += double(word)
+    return found
+
+@jit.kernel("out")
+def put(words, out):
+    out[0] = total(words)
+
+assert isinstance(double, numba.core.registry.CPUDispatcher) and not isinstance(double, parts.Part)
+assert put.part is None
+out = np.zeros(1, np.int64)
+put(np.arange(5), out)
+assert out[0] == 20
+"""
+
+
+def test_another_numba_compiles_in_its_own_way(tmp_path: Path) -> None:
+    source = tmp_path / "other.py"
+    source.write_text(OTHER_NUMBA)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "BREVIS_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, str(source)], check=True, env=environment)
+    assert len(files(tmp_path)) == 2  # `total` is a kernel of its own there
