@@ -26,7 +26,7 @@ from operators.base import BLOCK_WORDS
 from operators.errors import FormatError, LimitError, UnsupportedError
 from operators.kernels.bits import packed_bytes
 from operators.kernels.fixed import HEAD_BYTES, STREAM_BYTES, decode_words, encode_words
-from operators.kernels.huffman import canonical_codes, decoding_tables, encoding_table
+from operators.kernels.huffman import SPLIT_WORDS, STREAMS, canonical_codes, decoding_tables, encoding_table
 from operators.wire import Reader
 from operators.words import Bytes, Words, container
 
@@ -209,6 +209,12 @@ class Book:
 def room(n_words: int, width_bits: int) -> int:
     """Return the bytes of a buffer for any `n_words` coded words."""
     return packed_bytes(n_words, width_bits) + HEAD_BYTES * (n_words // BLOCK_WORDS + 1)
+
+
+def head_bytes(n_words: int, n_bytes: int) -> int:
+    """Return about the least that `n_words` in one block of `n_bytes` take beside those: sizes of streams."""
+    n_streams = STREAMS if n_words >= SPLIT_WORDS else 1
+    return 1 + n_streams * (1 if n_bytes < 128 * n_streams else 2)
 
 
 @lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from blake3 import blake3
 
-from operators.books import ID_BYTES, MAX_WIDTH_BITS, Book, Books
+from operators.books import ID_BYTES, MAX_WIDTH_BITS, Book, Books, head_bytes
 from operators.kernels.fields import split_field
 from operators.literals.fixed import Fixed
 from operators.ops.merge import Merge
@@ -126,13 +126,13 @@ class Shelf:
             The dtype.
         """
         dtype = dtype_of(name)
-        family = self._family(dtype) if words.nbytes <= MOST_BYTES else None
-        counts = None if family is None else counts_of(words, dtype)
-        if family is None or counts is None:
+        family = self._family(dtype) if 0 < words.nbytes <= MOST_BYTES else None
+        if family is None or 8 * words.itemsize != dtype.word_bits:
             return None
-        choice = family.choose(counts)
+        choice = family.choose_of(words, 1 if dtype.exponent_bits else 0)
         rest_bits = (dtype.word_bits - choice.book.width_bits) * words.size
-        return Booked(program_of(dtype, choice.book, choice.shift), choice.book, choice.bits + rest_bits >> 3)
+        n_bytes = (choice.bits + rest_bits >> 3) + head_bytes(words.size, choice.bits >> 3)
+        return Booked(program_of(dtype, choice.book, choice.shift), choice.book, n_bytes)
 
     def _family(self, dtype: Dtype) -> Family | None:
         if dtype not in self._families:

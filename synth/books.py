@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from operators.books import ID_BYTES, MAX_LENGTH, Book, Books
 from operators.errors import FormatError
-from operators.kernels.choice import choose_books, code_lengths, count_samples, sample_and_choose
+from operators.kernels.choice import choose_books, code_lengths
 from operators.kernels.huffman import limited_lengths
 from operators.wire import Reader, put_varint
 from operators.words import Bytes, Words
@@ -52,6 +52,11 @@ RARE_BITS = range(8, 16)
 """A word outside the run of words with codes is rarer than ``2**-bits``; which bits, the cost decides."""
 
 Counts = NDArray[np.int64]
+Tables = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], int]
+"""What kernels know of books: bits of words, twice in a row, means, runs of words with codes; and the step."""
+NO_WORDS = np.empty(0, np.uint8)
+NO_TABLES: Tables = np.empty((0, 512), np.uint8), np.empty(0, np.int64), np.empty((0, 2), np.int64), 0
+NOT_FOUND = np.empty((0, FOUND), np.int64)
 
 
 class Choice(NamedTuple):
@@ -104,8 +109,7 @@ class Family:
     step: int
 
     @cached_property
-    def _tables(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], int]:
-        """What kernels know of the books: bits of words, twice in a row, means, runs of words with codes; the step."""
+    def _tables(self) -> Tables:
         costs = np.stack([np.tile(book.costs, 2) for book in self.books]).astype(np.uint8)
         means = np.array([book.mean for book in self.books], np.int64)
         return costs, means, np.array([(book.first, len(book.lengths)) for book in self.books], np.int64), self.step
@@ -121,7 +125,13 @@ class Family:
     def choose(self, counts: Counts) -> Choice:
         """Return the book that takes the fewest bits of words with these counts, shape (2**width_bits,)."""
         found = np.empty((1, FOUND), np.int64)
-        choose_books(counts[np.newaxis], *self._tables, found)
+        choose_books(NO_WORDS, 0, 0, 0, counts[np.newaxis], *self._tables, found)
+        return self._choice(found[0])
+
+    def choose_of(self, words: Words, rotate: int) -> Choice:
+        """Return the book that takes the fewest bits of the highest bits of all `words`, rotated left."""
+        counts, found = np.empty((1, self.books[0].size), np.int64), np.empty((1, FOUND), np.int64)
+        choose_books(words, rotate, 1, words.size, counts, *self._tables, found)
         return self._choice(found[0])
 
     def choose_parts(self, samples: Counts) -> list[Choice]:
@@ -132,13 +142,13 @@ class Family:
     def select(self, words: Words, layout: Layout) -> tuple[Counts, list[Choice]]:
         """Return what `take_samples` returns for words, shape (n,), and `choose_parts` for that."""
         counts, found = np.empty((1, 256), np.int64), np.empty((1, FOUND), np.int64)
-        is_uneven = sample_and_choose(words, layout.rotate, RUNS, layout.run_words, counts, *self._tables, found)
+        is_uneven = choose_books(words, layout.rotate, RUNS, layout.run_words, counts, *self._tables, found)
         whole = self._choice(found[0])
         n_parts = _parts_of(words, layout) if is_uneven else 0
         if not n_parts:
             return counts, [whole]
         parts, found = np.empty((n_parts, 256), np.int64), np.empty((n_parts, FOUND), np.int64)
-        sample_and_choose(words, layout.rotate, PART_RUNS, layout.run_words, parts, *self._tables, found)
+        choose_books(words, layout.rotate, PART_RUNS, layout.run_words, parts, *self._tables, found)
         return np.concatenate((counts, parts)), _better(whole, [self._choice(one) for one in found])
 
     def _choice(self, found: NDArray[np.int64]) -> Choice:
@@ -290,18 +300,11 @@ def take_samples(words: Words, layout: Layout) -> Counts:
         `n_parts` is 0 where words are alike everywhere, or few.
     """
     whole = np.empty((1, 256), np.int64)
-    is_uneven = count_samples(words, layout.rotate, RUNS, layout.run_words, whole)
+    is_uneven = choose_books(words, layout.rotate, RUNS, layout.run_words, whole, *NO_TABLES, NOT_FOUND)
     parts = np.empty((_parts_of(words, layout) if is_uneven else 0, 256), np.int64)
     if len(parts):
-        count_samples(words, layout.rotate, PART_RUNS, layout.run_words, parts)
+        choose_books(words, layout.rotate, PART_RUNS, layout.run_words, parts, *NO_TABLES, NOT_FOUND)
     return np.concatenate((whole, parts))
-
-
-def sample_counts(words: Words, layout: Layout) -> Counts:
-    """Return how often each coded byte occurs in runs all over `words`, shape (n,); shape (256,)."""
-    counts = np.empty((1, 256), np.int64)
-    count_samples(words, layout.rotate, RUNS, layout.run_words, counts)
-    return counts.ravel()
 
 
 class CodebookSet:
@@ -321,7 +324,7 @@ class CodebookSet:
 
     @classmethod
     def learn(cls, samples: Mapping[tuple[str, str], Sequence[Counts]], *, k: int = 8) -> CodebookSet:
-        """Return up to `k` books for each dtype and kind, from counts of coded planes (`sample_counts`)."""
+        """Return up to `k` books for each dtype and kind, from counts of coded planes (`take_samples`)."""
         families = {}
         for dtype, kind in sorted(samples):
             layout = LAYOUTS[dtype]
@@ -343,14 +346,6 @@ class CodebookSet:
     def id(self) -> bytes:
         """First 8 bytes of the digest of the set as it is stored."""
         return blake3(self.save()).digest(ID_BYTES)
-
-    def choose(self, dtype: str, kind: str, counts: Counts) -> tuple[int, Choice] | None:
-        """Return the number of a book in the set for words of which `counts` were sampled; None without a family."""
-        family = self.families.get((dtype, kind))
-        if family is None:
-            return None
-        choice = family.choose(counts)
-        return self._first[dtype, kind] + choice.place, choice
 
     def select(self, dtype: str, kind: str, words: Words) -> tuple[Counts, list[tuple[int, Choice]]]:
         """Return samples of words, and the number in the set of a book for them, or of one for each of their parts.

@@ -30,56 +30,59 @@ TRIED_SHIFTS: Final = 4
 
 
 @inlined
-def _byte(word: Any, rotate: Any, width: Any) -> Any:
-    """Return the highest byte of a word that is rotated left."""
-    left, right, top = np.uint64(rotate), np.uint64(width - rotate), np.uint64(width - 8)
-    return np.int64((((np.uint64(word) << left) | (np.uint64(word) >> right)) >> top) & np.uint64(255))
+def _top(word: Any, left: Any, right: Any, down: Any, mask: Any) -> Any:
+    """Return the highest bits, as many as `mask` has, of a word that is rotated left."""
+    return np.int64((((np.uint64(word) << left) | (np.uint64(word) >> right)) >> down) & mask)
 
 
 @inlined
 def _count_run(run: Any, rotate: Any, lanes: Any) -> Any:
-    """Count the words of a run; return their sum."""
-    width = 8 * run.itemsize
+    """Count the highest bits of the words of a run; return their sum."""
+    width, mask = 8 * run.itemsize, np.uint64(lanes.shape[1] - 1)
+    left, right, down = np.uint64(rotate), np.uint64(width - rotate), np.uint64(width)
+    while mask >> (np.uint64(width) - down):
+        down -= np.uint64(1)
     moment = np.int64(0)
     for j in range(run.size // LANES):
         for lane in range(LANES):
-            byte = _byte(run[LANES * j + lane], rotate, width)
-            lanes[lane, byte] += np.uint16(1)
-            moment += byte
+            top = _top(run[LANES * j + lane], left, right, down, mask)
+            lanes[lane, top] += np.uint16(1)
+            moment += top
     for i in range(run.size // LANES * LANES, run.size):
-        byte = _byte(run[i], rotate, width)
-        lanes[0, byte] += np.uint16(1)
-        moment += byte
+        top = _top(run[i], left, right, down, mask)
+        lanes[0, top] += np.uint16(1)
+        moment += top
     return moment
 
 
 @inlined
 def _count(words: Any, rotate: Any, n_runs: Any, run_words: Any, counts: Any) -> Any:
-    """Do what `count_samples` does."""
+    """Count as `choose_books` does."""
     part_words = -(-words.size // counts.shape[0])
-    lanes, starts = np.empty((LANES, 256), np.uint16), np.empty(n_runs, np.int64)
+    size = counts.shape[1]
+    lanes, starts = np.empty((LANES, size), np.uint16), np.empty(n_runs, np.int64)
     # Of all words: their number, sum and sum of squares; and the squared sums of groups by their sizes.
     total, moment, square, between = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     touched = np.uint64(0)
     for p in range(counts.shape[0]):
         begin = min(p * part_words, words.size)
         part = words[begin : min(begin + part_words, words.size)]
-        runs, piece, size = n_runs, part.size // n_runs, run_words
+        runs, piece, length = n_runs, part.size // n_runs, run_words
         if piece <= run_words:
-            runs, piece, size = min(1, part.size), part.size, part.size
+            runs, piece, length = min(1, part.size), part.size, part.size
         for k in range(runs):
             jitter = (np.uint64(k + 1) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33)
-            starts[k] = k * piece + np.int64(jitter % np.uint64(piece - size + 1))
+            starts[k] = k * piece + np.int64(jitter % np.uint64(piece - length + 1))
             touched |= np.uint64(part[starts[k]])  # memory is slow, but brings many places at a time
         lanes[:] = 0
         group, group_words = np.int64(0), np.int64(0)
         for k in range(runs):
-            group += _count_run(part[starts[k] : starts[k] + size], rotate, lanes)
-            group_words += size
+            group += _count_run(part[starts[k] : starts[k] + length], rotate, lanes)
+            group_words += length
             if (k + 1) % GROUP_RUNS == 0 or k + 1 == runs:
                 between += group * group // group_words
                 group = group_words = np.int64(0)
-        for w in range(256):
+        for w in range(size):
             count = np.int64(lanes[0, w]) + np.int64(lanes[1, w]) + np.int64(lanes[2, w]) + np.int64(lanes[3, w])
             counts[p, w] = count
             total += count
@@ -88,30 +91,6 @@ def _count(words: Any, rotate: Any, n_runs: Any, run_words: Any, counts: Any) ->
     moment_square = moment * moment // max(total, np.int64(1))
     # Where nothing but zeros was touched, nothing differs.
     return (between - moment_square) * UNEVEN_PART > square - moment_square and touched != np.uint64(0)
-
-
-@kernel("counts")
-def count_samples(words: NDArray[Any], rotate: int, n_runs: int, run_words: int, counts: NDArray[np.int64]) -> bool:
-    """Count the highest bytes of rotated words, of equal parts of all words each for itself.
-
-    Runs lie all over a part. A stride would meet columns: the place of run k is a hash of k inside the k-th piece.
-
-    Parameters
-    ----------
-    words : Words, shape (n,)
-    rotate : int
-        Bits that words are rotated left by.
-    n_runs, run_words : int
-        Runs of each part, and their words; the words of a part that has not so many are all counted.
-    counts : int64 array, shape (n_parts, 256)
-        Set. Every part has ``ceil(n / n_parts)`` words, the last one what is left.
-
-    Returns
-    -------
-    bool
-        Whether words have other means in other places, by what was counted.
-    """
-    return _count(words, rotate, n_runs, run_words, counts)
 
 
 # -- what they take -------------------------------------------------------------------------------------
@@ -181,7 +160,7 @@ def code_lengths(
 
 @inlined
 def _choose(counts: Any, costs: Any, means: Any, runs: Any, step: Any, found: Any) -> None:
-    """Do what `choose_books` does."""
+    """Choose as `choose_books` does."""
     size = counts.shape[1]
     bits, shifts = np.empty(costs.shape[0], np.int64), np.empty(costs.shape[0], np.int64)
     narrow = np.empty(size, np.int32)
@@ -205,32 +184,8 @@ def _choose(counts: Any, costs: Any, means: Any, runs: Any, step: Any, found: An
         found[i, 4], found[i, 5] = escapes, (bits[best] << 8) - max(own_q8, total << 8)
 
 
-@kernel("found")
-def choose_books(
-    counts: NDArray[np.int64],
-    costs: NDArray[np.uint8],
-    means: NDArray[np.int64],
-    runs: NDArray[np.int64],
-    step: int,
-    found: NDArray[np.int64],
-) -> None:
-    """Find the book that takes the fewest bits of each sample, and look at the sample.
-
-    Parameters
-    ----------
-    counts, costs, means, step
-        As for `code_lengths`; the counts of a sample add up to less than 2**31.
-    runs : int64 array, shape (n_books, 2)
-        The first word with a code in each book, and how many there are.
-    found : int64 array, shape (n_samples, 6)
-        Set to the book and the shift; the words of the sample, their bits, how many of them have no code, and what
-        they take beyond a code of their own, about, in 1/256 bit. Of equal books the first.
-    """
-    _choose(counts, costs, means, runs, step, found)
-
-
 @kernel("counts", "found")
-def sample_and_choose(
+def choose_books(
     words: NDArray[Any],
     rotate: int,
     n_runs: int,
@@ -242,7 +197,36 @@ def sample_and_choose(
     step: int,
     found: NDArray[np.int64],
 ) -> bool:
-    """Do `count_samples` and `choose_books` in one call: before every message a second one would be felt."""
-    is_uneven = _count(words, rotate, n_runs, run_words, counts)
-    _choose(counts, costs, means, runs, step, found)
+    """Count the highest bits of rotated words, of equal parts of all words each for itself, and find books for them.
+
+    Runs lie all over a part. A stride would meet columns: the place of run k is a hash of k inside the k-th piece. One
+    call does both, since before every message a second one would be felt.
+
+    Parameters
+    ----------
+    words : Words, shape (n,)
+    rotate : int
+        Bits that words are rotated left by.
+    n_runs, run_words : int
+        Runs of each part, and their words; the words of a part that has not so many are all counted, at most 2**17.
+        Without runs `counts` are there already.
+    counts : int64 array, shape (n_parts, mask + 1)
+        Set. Every part has ``ceil(n / n_parts)`` words, the last one what is left.
+    costs, means, step
+        As for `code_lengths`; the counts of a part add up to less than 2**31.
+    runs : int64 array, shape (n_books, 2)
+        The first word with a code in each book, and how many there are.
+    found : int64 array, shape (n_parts, 6)
+        Set to the book and the shift; the words of the sample, their bits, how many of them have no code, and what
+        they take beyond a code of their own, about, in 1/256 bit. Of equal books the first. Without rows nothing is
+        looked for.
+
+    Returns
+    -------
+    bool
+        Whether words have other means in other places, by what was counted.
+    """
+    is_uneven = _count(words, rotate, n_runs, run_words, counts) if n_runs else False
+    if found.shape[0]:
+        _choose(counts, costs, means, runs, step, found)
     return is_uneven

@@ -15,7 +15,7 @@ from operators.literals.huffman import Huffman
 from operators.literals.profile import Profiler
 from operators.words import Words
 from pipeline.messages import HEADER, PART, TensorCodec
-from synth.books import LAYOUTS, CodebookSet, Counts, Layout, sample_counts
+from synth.books import LAYOUTS, CodebookSet, Counts, Layout, take_samples
 from tests.bench import link
 from tests.bench.report import Table, cpu_seconds
 from tests.checkpoints import path, read
@@ -109,7 +109,7 @@ def weights() -> Table:
         container = CONTAINERS[LAYOUTS[dtype].word_bytes]
         tensors = [np.frombuffer(one.data, container) for one in read(path(file)).values() if one.dtype == dtype]
         tensors = [words for words in tensors if words.size >= LEAST_WORDS]
-        samples = {(dtype, "weight"): [sample_counts(words, LAYOUTS[dtype]) for words in tensors]}
+        samples = {(dtype, "weight"): [take_samples(words, LAYOUTS[dtype])[0] for words in tensors]}
         for name, books in (("shipped", shipped), ("of samples", CodebookSet.learn(samples, k=16))):
             loss, codec = Loss(), TensorCodec(books)
             for words in tensors:

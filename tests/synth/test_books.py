@@ -12,6 +12,7 @@ from operators.words import Words
 from synth.books import (
     LAYOUTS,
     MAX_PARTS,
+    RUNS,
     SHIPPED,
     CodebookSet,
     Counts,
@@ -19,7 +20,6 @@ from synth.books import (
     fit,
     learn,
     regret_ppm,
-    sample_counts,
     take_samples,
 )
 from synth.learn import casts, learn_books, region
@@ -133,7 +133,7 @@ def test_samples_tell_where_places_differ() -> None:
         assert take_samples(alike, layout).shape == (1, 256)
         samples = take_samples(unlike, layout)
         assert samples.shape == (1 + MAX_PARTS, 256)
-        assert (samples[0] == sample_counts(unlike, layout)).all()
+        assert samples[0].sum() == RUNS * layout.run_words
         assert (samples[1:].sum(axis=1) == 1024).all()
         assert np.abs(np.diff(samples[1:] @ np.arange(256) / 1024)).argmax() == MAX_PARTS // 2 - 1
     assert len(take_samples(unlike[:16_384], layout)) == 1
@@ -143,7 +143,7 @@ def test_samples_tell_where_places_differ() -> None:
 
 def test_unlike_parts_have_books_of_their_own() -> None:
     layout = LAYOUTS["BF16"]
-    family = learn([sample_counts(in_places(seed, 4096, [1]), layout) for seed in range(4)], 4, step=layout.step)
+    family = learn([take_samples(in_places(seed, 4096, [1]), layout)[0] for seed in range(4)], 4, step=layout.step)
     samples, choices = family.select(in_places(9, 200_000, [1, 0.25, 2**-9]), layout)
     assert len(choices) == MAX_PARTS
     assert {choice.shift for choice in choices} >= {0, 254, 256 - 9}
@@ -151,7 +151,7 @@ def test_unlike_parts_have_books_of_their_own() -> None:
     assert regret_ppm(choices) < 100_000 < regret_ppm([family.choose(samples[0])])
     samples, choices = family.select(in_places(9, 200_000, [1]), layout)
     assert choices == [family.choose(samples[0])] == family.choose_parts(samples)
-    one = learn([sample_counts(in_places(seed, 9000, [1, 0.25, 2**-9]), layout) for seed in range(4)], 1)
+    one = learn([take_samples(in_places(seed, 9000, [1, 0.25, 2**-9]), layout)[0] for seed in range(4)], 1)
     assert len(one.select(in_places(9, 200_000, [1, 0.25, 2**-9]), layout)[1]) == 1  # nothing but a book for all
 
 
@@ -165,7 +165,7 @@ def test_loss_against_a_code_for_each_tensor(file: str, dtype: str) -> None:
     own = sum(map(huffman_bits, counts))
     shipped = CodebookSet.shipped().families[dtype, "weight"]
     assert sum(shipped.choose(one).bits for one in counts) <= 1.005 * own
-    samples = [sample_counts(words, layout) for words in words_in(file, dtype) if words.size >= 256]
+    samples = [take_samples(words, layout)[0] for words in words_in(file, dtype) if words.size >= 256]
     family = learn(samples, 16, step=layout.step)
     assert sum(family.choose(one).bits for one in counts) <= 1.002 * own
 
@@ -173,19 +173,19 @@ def test_loss_against_a_code_for_each_tensor(file: str, dtype: str) -> None:
 def test_loss_for_integers() -> None:
     layout = LAYOUTS["I8"]
     counts = planes("fracast-i8", "I8")
-    samples = [sample_counts(words, layout) for words in words_in("fracast-i8", "I8") if words.size >= 4096]
+    samples = [take_samples(words, layout)[0] for words in words_in("fracast-i8", "I8") if words.size >= 4096]
     family = learn(samples, 32)
     assert sum(family.choose(one).bits for one in counts) <= 1.012 * sum(map(huffman_bits, counts))
 
 
 def test_samples_look_at_the_byte_that_is_coded() -> None:
     words = np.arange(1 << 16, dtype=np.uint16)
-    counts = sample_counts(words, LAYOUTS["BF16"])
+    counts = take_samples(words, LAYOUTS["BF16"])[0]
     assert counts.sum() == 4096
     assert (counts > 0).sum() >= 64  # runs lie all over the words
     few = np.array([0x8001, 0x7F80, 0x0080], np.uint16)
-    assert list(np.flatnonzero(sample_counts(few, LAYOUTS["BF16"]))) == [0, 1, 255]
-    assert sample_counts(words[:0], LAYOUTS["BF16"]).sum() == 0
+    assert list(np.flatnonzero(take_samples(few, LAYOUTS["BF16"])[0])) == [0, 1, 255]
+    assert take_samples(words[:0], LAYOUTS["BF16"])[0].sum() == 0
 
 
 def test_books_of_the_package_are_learned_from_samples_and_say_so() -> None:
@@ -214,10 +214,10 @@ def test_a_set_is_stored_and_checked() -> None:
     again = CodebookSet.load(data)
     assert again.id == books.id
     assert list(again.families) == [("BF16", "grad"), ("BF16", "weight")]
-    number, choice = books.choose("BF16", "weight", samples["BF16", "weight"][0]) or (-1, None)
-    assert choice is not None
+    words = rng.integers(0, 1 << 16, 9000).astype(np.uint16)
+    _, [(number, choice)] = books.select("BF16", "weight", words)
     assert books.books[number] == choice.book
-    assert books.choose("F32", "weight", samples["BF16", "weight"][0]) is None
+    assert books.select("F32", "weight", words.view(np.uint32))[1] == []
     for position in range(len(data)):
         mutated = bytearray(data)
         mutated[position] ^= 1 << position % 8
