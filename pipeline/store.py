@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -345,17 +345,11 @@ class StoreBase:
         """See `Store.stage`: a store of one writer, which has a `write` of its own."""
         return None
 
-    def write_stretch(self, staged: Staged, begin: int, end: int, data: Iterable[Data]) -> tuple[Stretch, ...]:
-        """Never called: nothing is staged here."""
+    def _of_nothing_staged(self, *_: Any, **__: Any) -> Any:
+        """Never called, for `stage` gives nothing that could be written to, published or abandoned."""
         raise NotImplementedError
 
-    def publish(self, staged: Staged, stretches: Iterable[Stretch]) -> None:
-        """Never called: nothing is staged here."""
-        raise NotImplementedError
-
-    def abandon(self, staged: Staged) -> None:
-        """Never called: nothing is staged here."""
-        raise NotImplementedError
+    write_stretch = publish = abandon = _of_nothing_staged
 
     def put(self: Store, key: str, data: bytes | Path) -> None:
         """Write a content-named object whole."""

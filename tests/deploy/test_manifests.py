@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -189,6 +190,24 @@ def test_commands_are_such_that_brevis_takes() -> None:
     for words in commands():
         arguments = parser().parse_args(words[1:])
         load(arguments.config)
+
+
+@pytest.mark.parametrize(("submitted", "state", "code"), [(0, "succeeded", 0), (0, "was stopped", 1), (1, "failed", 1)])
+def test_a_night_is_as_good_as_the_state_of_its_jobs(submitted: int, state: str, code: int, tmp_path: Path) -> None:
+    """`ray job submit` ends with 0 where a job was stopped; every step is tried whatever became of the others."""
+    [manifest] = documents(DEPLOY / "kubernetes" / "nightly.yaml")
+    [pod] = pods(manifest)
+    [container] = pod["spec"]["containers"]
+    ray, log = tmp_path / "ray", tmp_path / "log"
+    answer = f"case $2 in status) echo \"Job 'x' {state}\";; *) exit {submitted};; esac"
+    ray.write_text(f"#!/bin/sh\necho $* >> {log}\n{answer}\n")
+    ray.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOSTNAME": "pod-1"}
+    env |= {one["name"]: one["value"] for one in container["env"]}
+    done = subprocess.run([*container["command"], *container["args"]], env=env, check=False)
+    assert done.returncode == code
+    submits = [line for line in log.read_text().splitlines() if line.startswith("job submit")]
+    assert [line.split()[3] for line in submits] == ["archive-pod-1", "manifests-pod-1", "decode-pod-1"]
 
 
 def test_the_version_of_ray_is_the_pinned_one() -> None:
