@@ -394,10 +394,10 @@ class TaskWorker:
                         unchecked.append((row, data, record))
                         continue
                     plain = replace(plain, record=bytes(plain.record))
-                    if booked is not None:
-                        plain = encoder.checked(row, data, plain.record) or plain
-                    else:
+                    if booked is None:
                         unchecked.append((row, data, plain.record))
+                    elif booked[1].id not in carried.books:  # it may be stored without the book
+                        plain = encoder.checked(row, data, plain.record) or plain
                     store(carried.settle(row.digest, plain, booked))
             check()
         store(carried.rest())
