@@ -176,7 +176,9 @@ class ArchiveRun:
             failed += [Failed.of(key, error) for key, error in receipt.failures]
             summary.verified += len(rows)
             summary.warnings += [Finding(where, ALARM, "stored as plain bytes") for where in receipt.alarms]
-        rows = Rows.joined(receipts[ordinal] for ordinal in sorted(receipts))
+        rows, unchanged_rows = Rows.joined(receipts[ordinal] for ordinal in sorted(receipts)), planned.unchanged
+        warnings = planned.warnings
+        del plan, planned, pending, receipts, done  # a commit needs their memory
         failed += self._changed(files, summary)
         summary.failures = list({failure.key: failure for failure in failed}.values())
         findings = tuple(
@@ -190,13 +192,13 @@ class ArchiveRun:
             first = summary.failures[0]
             found = f"none: {first.message.removesuffix(f'; {first.next_step}')}"
             raise StoreError("at least one file that can be archived", found, self.order.source_url, first.next_step)
-        summary.unchanged_bytes = int(planned.unchanged.integers("n_bytes").sum())
+        summary.unchanged_bytes = int(unchanged_rows.integers("n_bytes").sum())
         summary.deduplicated_bytes = shared_bytes(rows, earlier)
-        rows = Rows.joined((rows, planned.unchanged))
+        rows = Rows.joined((rows, unchanged_rows))
         now = time_text(datetime.now(UTC))
         snapshot = commit(self.archive, draft, rows, self.source.list, now)
         alarms = [found for found in summary.warnings if found.reason == ALARM]
-        summary.failures += self._strict([*planned.warnings, *alarms])
+        summary.failures += self._strict([*warnings, *alarms])
         return self._finished(summary, snapshot, started)
 
     def _damaged(self, base: Base, recipe: str, executor: Executor) -> list[Finding]:

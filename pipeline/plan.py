@@ -11,10 +11,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import groupby, repeat
+from operator import attrgetter
 
 from operators.errors import ChangedError
 from pipeline.canonical import digest_of_json
-from pipeline.rows import Row, Rows, fingerprints_of, held_fingerprints, held_segments, segments_of
+from pipeline.rows import (
+    SEGMENT_COLUMNS,
+    Row,
+    Rows,
+    View,
+    fingerprints_of,
+    held_fingerprints,
+    held_segments,
+    segments_of,
+)
 from pipeline.segments import Layout, Segment, layout_of
 from pipeline.store import ObjectInfo, key_order
 
@@ -22,6 +32,7 @@ TASK_BYTES = 256 << 20
 """Source bytes of a task, unless the recipe says otherwise."""
 TASK_SEGMENTS = 1 << 14
 """Most segments of a task: bounds its receipt, whatever the files hold."""
+_SEGMENT = attrgetter(*SEGMENT_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,8 @@ class Part:
     @property
     def n_bytes(self) -> int:
         """Source bytes of the segments."""
+        if isinstance(self.segments, View):
+            return int(self.segments.integers("n_bytes").sum())
         return sum(segment.n_bytes for segment in self.segments)
 
     def rows(self, task: int) -> Iterator[Row]:
@@ -80,10 +93,7 @@ class Task:
     def id(self) -> str:
         """Name of the receipt: a digest of what is to be stored, whatever the place of the task in its plan."""
         return digest_of_json(
-            [
-                [*astuple(part.info), part.format, part.reason, [astuple(segment) for segment in part.segments]]
-                for part in self.parts
-            ]
+            [[*astuple(part.info), part.format, part.reason, list(map(_SEGMENT, part.segments))] for part in self.parts]
         )[:32]
 
     @property

@@ -139,7 +139,6 @@ def _layout(source: SourceStore, info: ObjectInfo) -> Layout | ArchiveError:
         return bytes(source.get_ranges(info, [(offset_bytes, offset_bytes + n_bytes)])[0])
 
     try:
-        layout = layout_of(read, info.key, info.n_bytes)
+        return layout_of(read, info.key, info.n_bytes, hold=held_segments)
     except ArchiveError as error:
         return error
-    return replace(layout, segments=held_segments(layout.segments))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import accumulate, groupby, islice, starmap
+from itertools import accumulate, chain, groupby, islice, starmap
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
@@ -24,9 +24,11 @@ from numpy.typing import NDArray
 from pipeline.segments.base import Segment
 
 BATCH_ROWS = 1 << 16
-"""Rows that are made into columns at once, and most of a row group of Parquet."""
+"""Most rows of a batch of columns, and of a row group of Parquet."""
 OBJECT_ROWS = 1 << 10
 """Rows that are objects at once, while all are walked."""
+MADE_ROWS = 1 << 13
+"""Rows that are objects at once, while columns are made of them."""
 FEW_ROWS = 64
 """So few take no less as columns."""
 
@@ -169,7 +171,7 @@ class Rows(Sequence[Row]):
     @classmethod
     def of_values(cls, columns: Sequence[str], values: Iterable[tuple[Any, ...]]) -> Rows:
         """Return rows of some columns, made of their values row by row."""
-        return cls(compact(_arrays(columns, some), columns) for some in batched(values, BATCH_ROWS))
+        return cls(compact(_arrays(columns, some), columns) for some in batched(values, MADE_ROWS))
 
     @classmethod
     def joined(cls, parts: Iterable[Iterable[Row]]) -> Rows:
@@ -366,6 +368,10 @@ class View(Sequence[T], Generic[T]):
     def __reduce__(self) -> tuple[Any, ...]:
         return tuple, (list(self),)
 
+    def integers(self, column: str) -> NDArray[np.int64]:
+        """Return a column of integers."""
+        return self._rows.integers(column)
+
 
 def segments_of(rows: Rows) -> View[Segment]:
     """Return the segments of `rows`."""
@@ -394,11 +400,16 @@ def fingerprints_of(rows: Rows) -> View[bytes]:
     return View(rows, ("fingerprint",), bytes)
 
 
-def held_segments(segments: Sequence[Segment]) -> Sequence[Segment]:
-    """Return `segments` as columns, where they are many."""
-    if len(segments) <= FEW_ROWS or isinstance(segments, View):
+def held_segments(segments: Iterable[Segment]) -> Sequence[Segment]:
+    """Return `segments` as columns, where they are many; few are objects at once."""
+    if isinstance(segments, View):
         return segments
-    return segments_of(Rows.of_values(SEGMENT_COLUMNS, map(attrgetter(*SEGMENT_COLUMNS), segments)))
+    coming = iter(segments)
+    few = tuple(islice(coming, FEW_ROWS + 1))
+    if len(few) <= FEW_ROWS:
+        return few
+    values = map(attrgetter(*SEGMENT_COLUMNS), chain(few, coming))
+    return segments_of(Rows.of_values(SEGMENT_COLUMNS, values))
 
 
 def held_fingerprints(fingerprints: Sequence[bytes]) -> Sequence[bytes]:

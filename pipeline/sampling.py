@@ -55,6 +55,8 @@ class Sample:
         The whole file.
     index : int
         Of the segment in it.
+    segment : Segment
+        The whole segment: its dtype, tensor and size.
     start_bytes : int
         Where the words begin, from the beginning of the segment.
     words : Words
@@ -63,13 +65,9 @@ class Sample:
 
     part: Part
     index: int
+    segment: Segment
     start_bytes: int
     words: Words
-
-    @property
-    def segment(self) -> Segment:
-        """The whole segment: its dtype, tensor and size."""
-        return self.part.segments[self.index]
 
 
 def sample_plan(source: SourceStore, plan: Plan) -> Iterator[Sample]:
@@ -188,13 +186,12 @@ def _batches(files: Iterable[Part]) -> Iterator[_Batch]:
 
 
 def _samples(part: Part, stretch: Stretch, data: memoryview) -> Iterator[Sample]:
-    for index in range(stretch.first, stretch.stop):
-        segment = part.segments[index]
+    for index, segment in enumerate(part.segments[stretch.first : stretch.stop], stretch.first):
         start, stop = region_of(segment.n_bytes)
         begin = segment.offset_bytes - stretch.range[0]
         words = segment_words(segment, data[begin + start : begin + stop]).copy()  # else it would hold the stretch
         words.flags.writeable = False
-        yield Sample(part, index, start, words)
+        yield Sample(part, index, segment, start, words)
 
 
 class Fingerprints:

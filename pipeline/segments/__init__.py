@@ -30,7 +30,7 @@ from __future__ import annotations
 from operators.errors import PathError
 from operators.limits import SEGMENT_BYTES
 from pipeline.segments import opaque, safetensors
-from pipeline.segments.base import GROUP_BYTES, SMALL_BYTES, Layout, LayoutError, Read, Segment
+from pipeline.segments.base import GROUP_BYTES, SMALL_BYTES, Hold, Layout, LayoutError, Read, Segment
 from pipeline.segments.header import HEADER_BYTES_MAX, Header, Tensor, tensors_of
 
 __all__ = [
@@ -49,7 +49,7 @@ HEAD_BYTES = 1 << 10
 LOOK_BYTES = 64 << 10
 
 
-def layout_of(read: Read, key: str, n_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> Layout:
+def layout_of(read: Read, key: str, n_bytes: int, segment_bytes: int = SEGMENT_BYTES, hold: Hold = tuple) -> Layout:
     """Return how a file is cut, from at most its first bytes and its header.
 
     Parameters
@@ -62,6 +62,8 @@ def layout_of(read: Read, key: str, n_bytes: int, segment_bytes: int = SEGMENT_B
         Its size.
     segment_bytes : int
         Smaller than the constant of the format only in tests; a multiple of 8.
+    hold : callable
+        Makes a sequence of the segments as they come; there may be millions.
 
     Raises
     ------
@@ -77,11 +79,12 @@ def layout_of(read: Read, key: str, n_bytes: int, segment_bytes: int = SEGMENT_B
         if n_bytes == 0:
             _refuse_empty(key, claims)
         if not _worth_a_look(key, n_bytes):
-            return opaque.layout(n_bytes, segment_bytes)
-        return _look(read, n_bytes, segment_bytes)
+            return opaque.layout(n_bytes, segment_bytes, hold=hold)
+        return _look(read, n_bytes, segment_bytes, hold)
     except LayoutError as fault:
         known = claims or fault.reason in ("lfs_pointer", "empty_weights_file")
-        return opaque.layout(n_bytes, segment_bytes, *((fault.reason, fault.detail) if known else ()))
+        reason, detail = (fault.reason, fault.detail) if known else (None, "")
+        return opaque.layout(n_bytes, segment_bytes, reason, detail, hold)
 
 
 def _refuse_empty(key: str, claims: bool) -> None:
@@ -94,7 +97,7 @@ def _worth_a_look(key: str, n_bytes: int) -> bool:
     return n_bytes > 0 and (opaque.is_weights(key) or n_bytes <= HEAD_BYTES or n_bytes >= LOOK_BYTES)
 
 
-def _look(read: Read, n_bytes: int, segment_bytes: int) -> Layout:
+def _look(read: Read, n_bytes: int, segment_bytes: int, hold: Hold) -> Layout:
     head = read(0, min(n_bytes, HEAD_BYTES))
     if opaque.is_lfs_pointer(head):
         raise LayoutError("lfs_pointer", "a pointer of Git LFS: the weights were never fetched")
@@ -113,4 +116,4 @@ def _look(read: Read, n_bytes: int, segment_bytes: int) -> Layout:
     if header_bytes > HEADER_BYTES_MAX:
         raise LayoutError("header_over_limit", f"a header of {header_bytes} bytes")
     text = head[8:data_begin] if data_begin <= len(head) else head[8:] + read(len(head), data_begin - len(head))
-    return safetensors.layout(Header(text), data_begin, n_bytes, segment_bytes)
+    return safetensors.layout(Header(text), data_begin, n_bytes, segment_bytes, hold)

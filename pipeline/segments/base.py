@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -53,6 +53,10 @@ class Segment:
     def end_bytes(self) -> int:
         """Offset of the first byte after the segment."""
         return self.offset_bytes + self.n_bytes
+
+
+Hold: TypeAlias = Callable[[Iterable[Segment]], Sequence[Segment]]
+"""Makes a sequence of segments as they come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.segments.base import Layout, byte_segments
+from pipeline.segments.base import Hold, Layout, byte_segments
 
 WEIGHT_SUFFIXES = (
     ".safetensors",
@@ -29,9 +29,9 @@ _MAGIC = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"\x1f\x8b"
 _PRINTABLE = bytes({7, 8, 9, 10, 12, 13, 27} | set(range(0x20, 0x7F)))
 
 
-def layout(n_bytes: int, segment_bytes: int, reason: str | None = None, detail: str = "") -> Layout:
+def layout(n_bytes: int, segment_bytes: int, reason: str | None = None, detail: str = "", hold: Hold = tuple) -> Layout:
     """Return the file as plain bytes."""
-    return Layout("opaque", reason, detail, tuple(byte_segments(0, n_bytes, segment_bytes)))
+    return Layout("opaque", reason, detail, hold(byte_segments(0, n_bytes, segment_bytes)))
 
 
 def is_weights(key: str) -> bool:

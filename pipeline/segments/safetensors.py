@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 
 import numpy as np
@@ -16,6 +17,7 @@ from operators.words import DTYPES, dtype_of
 from pipeline.segments.base import (
     GROUP_BYTES,
     SMALL_BYTES,
+    Hold,
     Layout,
     LayoutError,
     Segment,
@@ -30,7 +32,7 @@ TURN_BYTES = 942_480
 row ends with a block, so that all pieces look alike."""
 
 
-def layout(header: Header, data_begin: int, n_bytes: int, segment_bytes: int) -> Layout:
+def layout(header: Header, data_begin: int, n_bytes: int, segment_bytes: int, hold: Hold = tuple) -> Layout:
     """Cut a file of `n_bytes` along the tensors of its header.
 
     Raises
@@ -57,17 +59,16 @@ def layout(header: Header, data_begin: int, n_bytes: int, segment_bytes: int) ->
     if unknown:
         faults.append(LayoutError("unknown_dtype", f"{', '.join(map(short, unknown[:8]))}: coded as bytes"))
     first, *rest = byte_segments(0, data_begin, segment_bytes)
-    segments = (
-        replace(first, n_tensors=len(header) - order.size),
-        *rest,
-        *_data_segments(header, order, data_begin, segment_bytes),
-        *byte_segments(last, n_bytes, segment_bytes),
+    segments = chain(
+        (replace(first, n_tensors=len(header) - order.size), *rest),
+        _data_segments(header, order, data_begin, segment_bytes),
+        byte_segments(last, n_bytes, segment_bytes),
     )
     return Layout(
         "safetensors",
         faults[0].reason if faults else None,
         "; ".join(fault.detail for fault in faults),
-        segments,
+        hold(segments),
     )
 
 
