@@ -327,7 +327,8 @@ def payload_bytes(program: Node, words: Words) -> int | None:
     found = np.empty(2 * k + 2, np.int64)
     if _encode(steps, words, 0, _NO_DIGEST, found, BUFFERS.take("arena", steps.arena_bytes), _NOTHING) < 0:
         return None
-    return int(found[k : 2 * k].sum())
+    n_bytes: list[int] = found[k : 2 * k].tolist()
+    return sum(n_bytes)
 
 
 def encode_small(

@@ -14,6 +14,7 @@ parameters, and each as a varint; another literal is the code of its encoding.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -55,8 +56,13 @@ class Literal:
     def coder(self) -> Encoding | Conditioned:
         """The encoding. Raises FormatError for a wrong number of parameters."""
         if self.encoding in CONDITIONED_BY_NAME:
-            return CONDITIONED_BY_NAME[self.encoding].from_params(self.params)
+            return _coder_of(self.encoding, self.params)
         return ENCODINGS_BY_NAME[self.encoding]
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _coder_of(name: str, params: tuple[int, ...]) -> Conditioned:
+    return CONDITIONED_BY_NAME[name].from_params(params)
 
 
 @dataclass(frozen=True, slots=True)

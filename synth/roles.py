@@ -150,7 +150,7 @@ class Roles:
                 one.program: one for one, search in known[-2::-1] if search is None and one.program != last.program
             }
             others = tuple(_recalled(one, None, words) for one in settled.values())
-            return replace(_recalled(last, found, words), others=others)
+            return _recalled(last, found, words, others)
         recalled = [_recalled(remembered, found, words) for remembered, found in reversed(known)]
         return recalled[0] if len(recalled) == 1 else self._smallest(recalled, words)
 
@@ -177,12 +177,14 @@ class Roles:
                     best, best_bytes = one, encoded.body_bytes
                 else:
                     self._vain[one.program] += 1
-        return replace(best, expected_bits=max(one.expected_bits for one in recalled))
+        return Recalled(best.program, max([one.expected_bits for one in recalled]), best.found)
 
 
-def _recalled(remembered: Remembered, found: Synthesis | None, words: Words) -> Recalled:
+def _recalled(
+    remembered: Remembered, found: Synthesis | None, words: Words, others: tuple[Recalled, ...] = ()
+) -> Recalled:
     program = _parsed(remembered.program) if found is None else found.program_for(words)
-    return Recalled(program, remembered.bits_q18 * words.size >> 18, found)
+    return Recalled(program, remembered.bits_q18 * words.size >> 18, found, others)
 
 
 _parsed = functools.lru_cache(1 << 12)(parse)
