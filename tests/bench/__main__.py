@@ -34,6 +34,7 @@ TABLES: dict[str, Callable[[], Table | Iterable[Table]]] = {
     "search": synthesis.tables,
     "memory": memory.table,
     "scale": scale.tables,
+    **scale.TABLES,
     "training": training.tables,
     **training.TABLES,
     "books": books.table,

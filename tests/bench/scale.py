@@ -9,6 +9,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -31,8 +32,10 @@ MOST_SPREAD = 1.1
 """CPU time per byte of one size may be so many times that of another."""
 N_FILES, FILE_BYTES = 20_000, 2_000
 N_TENSORS, TENSOR_BYTES = 1_000_000, 64
-N_SEGMENTS, SEGMENT_BYTES = 1_000_000, 4_096
-"""Tensors from 4 KiB on are segments of their own, each a row of the manifest."""
+FEW_SEGMENTS, MANY_SEGMENTS, SEGMENT_BYTES = 100_000, 300_000, 4_096
+"""Tensors from 4 KiB on are segments of their own, each a row of the manifest. Of two numbers we learn what one takes."""
+MOST_DRIVER_BYTES = 1 << 30
+"""What a driver may take of a million segments."""
 LARGE_BYTES = 2 * GB
 LEAST_MEMORY = "705MiB"
 LINK_BYTES = 500_000_000
@@ -46,11 +49,9 @@ MIB = 1 << 20
 
 
 def tables() -> Iterator[Table]:
-    """Measure all of it, one table after the other; takes a quarter of an hour and 14 GB of scratch space."""
-    yield per_byte()
-    yield many()
-    yield requests()
-    yield link()
+    """Measure all of it, one table after the other; takes some 20 minutes and 14 GB of scratch space."""
+    for table in TABLES.values():
+        yield table()
 
 
 @contextmanager
@@ -94,37 +95,60 @@ def _archived(n_bytes: int) -> Finished:
 # -- many and large -----------------------------------------------------------------------------
 
 
-def many(names: tuple[str, ...] = ()) -> Table:
-    """Archive and restore sources of many files, tensors and segments, and a tensor larger than a worker."""
-    cases: dict[str, tuple[str, Callable[[Path], None]]] = {
-        "files": (f"{N_FILES:,} files of {FILE_BYTES:,} bytes", write_files),
-        "tensors": (f"{N_TENSORS:,} tensors of {TENSOR_BYTES} bytes in one file", write_tensors),
-        "segments": (f"{N_SEGMENTS:,} tensors of {SEGMENT_BYTES:,} bytes in one file", write_segments),
-        "large": (f"one tensor of {LARGE_BYTES:,} bytes", write_large),
-    }
-    result = Table("Many and large", ["source", "command", "wall s", "CPU s", "driver MiB", "largest worker MiB"])
-    limit_bytes = int(LEAST_MEMORY.removesuffix("MiB")) * MIB
-    for name in names or cases:
-        title, write = cases[name]
-        with _scratch() as folder:
-            source, archive, target = folder / "source", folder / "archive", folder / "target"
-            source.mkdir()
-            write(source)
-            for command, places in (("archive", (source, archive)), ("restore", (archive, target))):
-                finished = brevis(command, *places, "--workers", "2", "--memory", LEAST_MEMORY, "--no-progress")
-                memory = finished.own_peak_bytes / MIB, finished.child_peak_bytes / MIB
-                cells = finished.wall_seconds, finished.cpu_seconds, *memory
-                result.rows.append([title, command, *(round(cell, 1) for cell in cells)])
-                result.passed[f"{command}, {title}: a worker within {LEAST_MEMORY}"] = (
-                    finished.child_peak_bytes <= limit_bytes
-                )
-            for path in source.iterdir():
-                assert filecmp.cmp(path, target / path.name, shallow=False), "not restored bit for bit"
+def many() -> Table:
+    """Archive and restore sources of many files and tensors, and a tensor larger than a worker."""
+    result = _many("Many and large")
+    _measure(result, f"{N_FILES:,} files of {FILE_BYTES:,} bytes", write_files)
+    _measure(result, f"{N_TENSORS:,} tensors of {TENSOR_BYTES} bytes in one file", write_tensors)
+    _measure(result, f"one tensor of {LARGE_BYTES:,} bytes", write_large)
+    return result
+
+
+def segments(few: int = FEW_SEGMENTS, many: int = MANY_SEGMENTS) -> Table:
+    """Archive and restore two numbers of segments, and tell what a million of them would take of the driver."""
+    result = _many("Many segments")
+    peaks: dict[str, list[int]] = {}
+    for number in (few, many):
+        title = f"{number:,} tensors of {SEGMENT_BYTES:,} bytes in one file"
+        for command, finished in _measure(result, title, partial(write_segments, n_segments=number)).items():
+            peaks.setdefault(command, []).append(finished.own_peak_bytes)
+    for command, (first, last) in peaks.items():
+        each = (last - first) / (many - few)
+        million = last + each * (1_000_000 - many)
+        bar = f"{command}: {each:.0f} bytes a segment, so {million / MIB:,.0f} MiB for a million, at most 1 GiB"
+        result.passed[bar] = million <= MOST_DRIVER_BYTES
+    return result
+
+
+def _many(title: str) -> Table:
+    result = Table(title, ["source", "command", "wall s", "CPU s", "driver MiB", "largest worker MiB"])
     result.notes = [
         f"--workers 2 --memory {LEAST_MEMORY}",
         "resident memory, sampled every 20 ms; where there is but one task the driver runs it and there is no worker",
     ]
     return result
+
+
+def _measure(result: Table, title: str, write: Callable[[Path], None]) -> dict[str, Finished]:
+    """Archive and restore what `write` writes; add rows and bars to `result`."""
+    limit_bytes = int(LEAST_MEMORY.removesuffix("MiB")) * MIB
+    done: dict[str, Finished] = {}
+    with _scratch() as folder:
+        source, archive, target = folder / "source", folder / "archive", folder / "target"
+        source.mkdir()
+        write(source)
+        for command, places in (("archive", (source, archive)), ("restore", (archive, target))):
+            finished = brevis(command, *places, "--workers", "2", "--memory", LEAST_MEMORY, "--no-progress")
+            done[command] = finished
+            memory = finished.own_peak_bytes / MIB, finished.child_peak_bytes / MIB
+            cells = finished.wall_seconds, finished.cpu_seconds, *memory
+            result.rows.append([title, command, *(round(cell, 1) for cell in cells)])
+            result.passed[f"{command}, {title}: a worker within {LEAST_MEMORY}"] = (
+                finished.child_peak_bytes <= limit_bytes
+            )
+        for path in source.iterdir():
+            assert filecmp.cmp(path, target / path.name, shallow=False), "not restored bit for bit"
+    return done
 
 
 def write_files(folder: Path) -> None:
@@ -140,9 +164,9 @@ def write_tensors(folder: Path) -> None:
     _write_many(folder, N_TENSORS, TENSOR_BYTES)
 
 
-def write_segments(folder: Path) -> None:
+def write_segments(folder: Path, n_segments: int = MANY_SEGMENTS) -> None:
     """Write a checkpoint of as many segments as tensors."""
-    _write_many(folder, N_SEGMENTS, SEGMENT_BYTES)
+    _write_many(folder, n_segments, SEGMENT_BYTES)
 
 
 def _write_many(folder: Path, n_tensors: int, n_bytes: int) -> None:
@@ -265,3 +289,13 @@ def _put(server: S3Server, file: Path, key: str) -> None:
 
 def _is_installed() -> bool:
     return all(any(os.access(Path(folder, name), os.X_OK) for folder in os.get_exec_path()) for name in PROGRAMS)
+
+
+TABLES: dict[str, Callable[[], Table]] = {
+    "per_byte": per_byte,
+    "many": many,
+    "segments": segments,
+    "requests": requests,
+    "link": link,
+}
+"""Each by its name: ``python -m tests.bench per_byte``."""
