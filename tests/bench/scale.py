@@ -33,7 +33,7 @@ MOST_SPREAD = 1.1
 N_FILES, FILE_BYTES = 20_000, 2_000
 N_TENSORS, TENSOR_BYTES = 1_000_000, 64
 FEW_SEGMENTS, MANY_SEGMENTS, SEGMENT_BYTES = 100_000, 300_000, 4_096
-"""Tensors from 4 KiB on are segments of their own, each a row of the manifest. Of two numbers we learn what one takes."""
+"""Tensors from 4 KiB on are segments of their own, each a row of the manifest. Two numbers tell what one takes."""
 MOST_DRIVER_BYTES = 1 << 30
 """What a driver may take of a million segments."""
 LARGE_BYTES = 2 * GB
