@@ -140,14 +140,22 @@ def test_a_pool_restores_it_too(place: Place) -> None:
     assert place.there() == FILES
 
 
+def flipped(position: int) -> bytes:
+    """The large file with one bit changed."""
+    return FILES[LARGE][:position] + bytes([FILES[LARGE][position] ^ 1]) + FILES[LARGE][position + 1 :]
+
+
 def test_what_is_there_is_left_alone_refused_or_replaced(place: Place) -> None:
     store = place.store
     store.put(LARGE, FILES[LARGE])
     before = store.head(LARGE)
     assert place.restore()[LARGE].result == Restored(True)
     assert store.head(LARGE) == before
-    other = FILES[LARGE][:-1] + bytes([FILES[LARGE][-1] ^ 1])
-    for data in (other, FILES[LARGE][:-1]):
+    middle = N_BYTES // 2
+    for position in (middle, middle + 10_000):  # in two neighbours, one of which is not the first of its stretch
+        store.put(LARGE, flipped(position))
+        assert isinstance(place.restore()[LARGE].error, ExistsError)
+    for data in (flipped(N_BYTES - 1), FILES[LARGE][:-1]):
         store.put(LARGE, data)
         assert isinstance(place.restore()[LARGE].error, ExistsError)
         assert place.there() == {**FILES, LARGE: data}
