@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -278,6 +279,25 @@ def test_parts_grow_so_that_ten_thousand_do() -> None:
         size = part_bytes(n_bytes)
         assert size >= PART_BYTES
         assert -(-n_bytes // size) <= MAX_PARTS
+
+
+def test_an_upload_is_completed_with_its_parts_in_order(
+    server: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 refuses any other order, which ministack takes."""
+    monkeypatch.setattr("pipeline.store_s3.part_bytes", lambda _: 1 << 14)
+    store, named = direct(server, prefix), list[int]()
+    staged = store.stage("x", n_bytes=3 << 14, overwrite=False)
+    written = [store.write_stretch(staged, n << 14, n + 1 << 14, [bytes(1 << 14)]) for n in (2, 0, 1)]
+    call = store._call
+
+    def heard(verb: str, key: str, **request: Any) -> Any:
+        named.extend(part["PartNumber"] for part in request.get("MultipartUpload", {}).get("Parts", []))
+        return call(verb, key, **request)
+
+    monkeypatch.setattr(store, "_call", heard)
+    store.publish(staged, [one for some in written for one in some])
+    assert named == [1, 2, 3]
 
 
 def test_the_environment_names_endpoint_and_credentials(
