@@ -33,7 +33,7 @@ from pipeline.plan import Part, Task
 from pipeline.rows import Row
 from pipeline.segments import Segment
 from pipeline.store import Buffers, Room, SourceStore, Store, open_source, open_store
-from synth.booked import Shelf, is_offered
+from synth.booked import NAME_BYTES, Shelf, is_offered
 from synth.options import SearchOptions
 from synth.prior import Prior
 from synth.roles import Recalled, Roles, smallest
@@ -200,7 +200,7 @@ class Encoder:
         """
         words = segment_words(row.segment, data)
         found = self._shelf.choose(words, row.dtype)
-        if found is None or found.n_bytes + LEAST_GAIN_BYTES > plain.body_bytes:
+        if found is None or found.n_bytes + NAME_BYTES + LEAST_GAIN_BYTES > plain.body_bytes:
             return None
         encoded = encode(found.program, words, row.digest, books=self._shelf.books)
         if encoded is None or len(encoded.record) + LEAST_GAIN_BYTES > len(plain.record):

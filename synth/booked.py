@@ -29,6 +29,8 @@ MOST_BYTES: Final = 128 << 10
 """Of a tensor, or of its segment, that is tried: above, a table of its own is worth its bytes."""
 FRACTION_BITS: Final = 2
 """Bits of the mantissa that are coded; words of 8 bits have all of them coded."""
+NAME_BYTES: Final = 4
+"""About what a program takes in a record for naming a book and a shift."""
 N_BOOKS: Final = 16
 """Most books for one dtype."""
 LEAST_SAMPLES, MOST_SAMPLES = 8, 128
