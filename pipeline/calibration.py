@@ -33,6 +33,8 @@ from synth.roles import SMALL_WORDS, kind_of
 
 REGION_BYTES = 8 << 20
 """Bytes of a tensor that are read, in whole rows."""
+KEPT_TENSORS = 64 * MAX_TENSORS
+"""Most tensors of a stratum that are held while they are chosen from."""
 
 
 class Pupil:
@@ -114,7 +116,10 @@ def choose(plan: Plan) -> list[tuple[Part, Segment]]:
         n_words = segment.n_bytes * 8 // dtype_of(segment.dtype).word_bits
         kind = (kind_of(segment.tensor or ""), segment.n_bytes) if n_words > SMALL_WORDS else ("", 0)
         role = (*kind, segment.dtype)
-        strata.setdefault(stratum, []).append((seen[role], rank, part, segment))
+        queue = strata.setdefault(stratum, [])
+        queue.append((seen[role], rank, part, segment))
+        if len(queue) == KEPT_TENSORS:  # no later one can be chosen, and there may be millions
+            queue[:] = sorted(queue, key=lambda item: item[:2])[:MAX_TENSORS]
         seen[role] += 1
     queues = [sorted(strata[stratum], key=lambda item: item[:2]) for stratum in sorted(strata)]
     turns = [(item[0] > 0, depth, place) for place, queue in enumerate(queues) for depth, item in enumerate(queue)]

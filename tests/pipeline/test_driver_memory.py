@@ -15,16 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from configs.recipe import load
+from pipeline import calibration
 from pipeline.commit import adopt_receipt
 from pipeline.driver import ArchiveRun, Order
 from pipeline.executors import Outcome
 from pipeline.packs import pack_key
-from pipeline.plan import TASK_SEGMENTS
+from pipeline.plan import TASK_SEGMENTS, make_plan
 from pipeline.progress import Progress
-from pipeline.store import Store
+from pipeline.segments import Layout, Segment
+from pipeline.store import ObjectInfo, Store
 from pipeline.tasks import Receipt
+from synth.calibrate import MAX_TENSORS
 from tests.processes import resident_bytes, run
 
 TENSOR_BYTES = 4096
@@ -97,3 +101,16 @@ def test_a_stored_segment_takes_little_of_the_driver(tmp_path: Path) -> None:
     found = json.loads(run([sys.executable, "-c", code]).stdout)
     assert found["segments"] == N_TENSORS + 1  # and the header
     assert found["bytes"] < MOST_BYTES, found
+
+
+def test_the_tensors_that_teach_are_the_same_however_few_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 4096  # and one dtype: all in one stratum
+    segments = tuple(
+        Segment(i * n, n, f"layers.{i}.{'abcd'[i % 7 % 4]}", "BF16", (n // 2,), 0, 1, n // 2, 1) for i in range(2000)
+    )
+    plan = make_plan([ObjectInfo("m", 2000 * n, "")], [Layout("safetensors", None, "", segments)])
+    monkeypatch.setattr(calibration, "KEPT_TENSORS", len(segments) + 1)
+    wanted = [segment for _, segment in calibration.choose(plan)]
+    monkeypatch.setattr(calibration, "KEPT_TENSORS", MAX_TENSORS + 1)
+    assert [segment for _, segment in calibration.choose(plan)] == wanted
+    assert len(wanted) == MAX_TENSORS
