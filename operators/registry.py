@@ -42,6 +42,7 @@ OPERATORS_BY_NAME: dict[str, type[Operator]] = {cls.name: cls for cls in OPERATO
 ENCODINGS: dict[int, Encoding] = {cls.code: cls() for cls in _members(operators.literals, Encoding, "code")}  # type: ignore[type-abstract]
 ENCODINGS_BY_NAME: dict[str, Encoding] = {encoding.name: encoding for encoding in ENCODINGS.values()}
 CONDITIONED: dict[int, type[Conditioned]] = {
-    cls.code: cls for cls in _members(operators.literals, Conditioned, "code")  # type: ignore[type-abstract]
+    cls.code: cls
+    for cls in _members(operators.literals, Conditioned, "code")  # type: ignore[type-abstract]
 }
 CONDITIONED_BY_NAME: dict[str, type[Conditioned]] = {cls.name: cls for cls in CONDITIONED.values()}
