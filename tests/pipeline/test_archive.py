@@ -71,6 +71,7 @@ from tests.strategies import damage
 
 RECIPE = digest_of_json("a recipe")
 OTHER_RECIPE = digest_of_json("another")
+LATER = "2026-01-02T00:00:00Z"
 TASK_BYTES = 6000
 
 
@@ -852,7 +853,7 @@ class Histories(RuleBasedStateMachine):
     @rule(call=st.integers(0, 40), recipe=st.sampled_from([RECIPE, OTHER_RECIPE]))
     def overtaken(self, call: int, recipe: str) -> None:
         other = FaultyStore(
-            self.archived, call, after=True, fault=lambda store: drive(store, self.origin, recipe, "between")
+            self.archived, call, after=True, fault=lambda store: drive(store, self.origin, recipe, LATER)
         )
         with contextlib.suppress(ConflictError):
             drive(other, self.origin)
