@@ -73,10 +73,10 @@ def test_an_attempt_that_could_not_read_a_header_does_not_stop_the_next(
     """The first attempt plans without a file, so it is another run: what it learned must not reach the next one."""
     folder, archive = write(tmp_path / "source", FILES), tmp_path / "archive"
 
-    def deny_first(read: Any, key: str, n_bytes: int) -> Any:
+    def deny_first(read: Any, key: str, n_bytes: int, **named: Any) -> Any:
         if key == "a.safetensors":
             raise DeniedError("access", "none", key)
-        return layout_of(read, key, n_bytes)
+        return layout_of(read, key, n_bytes, **named)
 
     def die(*_: object) -> None:
         raise Killed
