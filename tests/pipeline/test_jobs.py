@@ -591,10 +591,10 @@ def test_an_attempt_that_could_not_plan_binds_no_other(
     """P5: what a faulty night learned from fewer files is not what the next one uses."""
     layout = segments.layout_of
 
-    def refuse(read: Any, key: str, n_bytes: int) -> Any:
+    def refuse(read: Any, key: str, n_bytes: int, **named: Any) -> Any:
         if key.endswith(".safetensors"):
             raise StoreError("an answer", "503", key)
-        return layout(read, key, n_bytes)
+        return layout(read, key, n_bytes, **named)
 
     monkeypatch.setattr(planning, "layout_of", refuse)
     options = ["--set", "synth.budget=8"]
