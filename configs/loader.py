@@ -61,6 +61,9 @@ class Run:
         Interval of the progress lines where there is no terminal.
     settle_seconds : int
         How long a checkpoint that was found by a pattern must be at rest before it is archived.
+    on_changing : str
+        What becomes of an object that changes while it is archived: ``skip`` leaves it out, ``retry`` reads it once
+        more, from the start, and ``fail`` ends the run without a commit.
     storage_options : mapping of str to str
         Passed to the store: ``endpoint_url``, ``addressing_style``, ``profile`` ...
     """
@@ -72,6 +75,7 @@ class Run:
     tasks_in_flight: int
     progress_seconds: int
     settle_seconds: int
+    on_changing: Literal["skip", "retry", "fail"]
     storage_options: Mapping[str, str]
 
     @property

@@ -54,6 +54,8 @@ def _overrides(arguments: argparse.Namespace) -> list[str]:
         overrides.append(f"run.workers={arguments.workers}")
     if arguments.memory is not None:
         overrides.append(f"run.memory_bytes={arguments.memory}")
+    if getattr(arguments, "on_changing", None) is not None:  # of `archive` alone
+        overrides.append(f"run.on_changing={arguments.on_changing}")
     overrides += [f"run.storage_options.{option}" for option in arguments.storage_option]
     return overrides
 

@@ -189,6 +189,16 @@ def find_receipts(store: SourceStore, run: str, tasks: Sequence[Task]) -> dict[i
     return {task.ordinal: rows for task, rows in zip(wanted, found, strict=True) if rows is not None}
 
 
+def go_on(store: Store, earlier: str, run: str, tasks: Sequence[Task]) -> None:
+    """Give `run` what an earlier run has stored that serves it too: the prior, and receipts of the tasks of both."""
+    prior = find_prior(store, earlier)
+    if prior is not None:
+        adopt_prior(store, run, prior)
+    ours = {task.ordinal: task for task in tasks}
+    for ordinal, rows in find_receipts(store, earlier, tasks).items():
+        adopt_receipt(store, run, ours[ordinal], rows)
+
+
 def _evidence(data: bytes, key: str) -> Rows:
     """Return the rows of an object that only saves work: where it is damaged, it may be removed."""
     try:
@@ -226,7 +236,8 @@ class Draft:
     writer : str
         Version of the package.
     apart : tuple of str
-        What sets this attempt apart from others of the same base: objects that are gone or cannot be read, options.
+        What sets this attempt apart from others of the same base: the run that it goes on from, objects that are gone
+        or cannot be read, options.
     """
 
     checkpoint: str

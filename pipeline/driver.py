@@ -6,7 +6,7 @@ It holds rows, never tensor bytes beyond the calibration's sample; workers read 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -35,6 +35,7 @@ from pipeline.commit import (
     find_base,
     find_prior,
     find_receipts,
+    go_on,
     is_unchanged,
 )
 from pipeline.duplicates import Earlier, new_pack_bytes, shared_bytes
@@ -151,35 +152,17 @@ class ArchiveRun:
         if unchanged is not None and not self.order.checksum:
             return self._up_to_date(summary, unchanged, files, started)
         draft = Draft(self.order.checkpoint, base.seq, recipe, tuple(files), (), package_version())
-        task_bytes = self.config.recipe.task_bytes
-        pupil, checksum = Pupil(), self.order.checksum
-        planned = plan_run(self.source, self.archive, draft, earlier, task_bytes, checksum=checksum, watch=pupil.watch)
-        draft, plan, failed = planned.draft, planned.plan, planned.failures
-        summary.warnings = [*earlier.lost, *planned.warnings, *lint(draft.files, self._read)]
-        done = find_receipts(self.archive, draft.run, plan.tasks)
-        summary.resumed_tasks = len(done)
-        receipts = dict(done)
-        progress.expect(plan.n_bytes)
-        progress.add(sum(task.n_bytes for task in plan.tasks if task.ordinal in done))
-        pending = earlier.with_candidates(task for task in plan.tasks if task.ordinal not in done)
-        for outcome in executor.run(self._job(planned, base, pupil), pending) if pending else ():
-            task, receipt = outcome.item, outcome.result
-            summary.retries += outcome.attempts - 1
-            progress.add(task.n_bytes)
-            progress.note(f"task {task.ordinal + 1} of {len(plan.tasks)}: {outcome.error or 'stored'}")
-            if receipt is None:
-                assert outcome.error is not None
-                failed += [Failed.of(part.info.key, outcome.error) for part in task.parts]
-                continue
-            receipts[task.ordinal] = rows = Rows.of(receipt.rows)
-            count("brevis_stored_bytes", new_pack_bytes(rows, earlier))
-            failed += [Failed.of(key, error) for key, error in receipt.failures]
-            summary.verified += len(rows)
-            summary.warnings += [Finding(where, ALARM, "stored as plain bytes") for where in receipt.alarms]
-        rows, unchanged_rows = Rows.joined(receipts[ordinal] for ordinal in sorted(receipts)), planned.unchanged
-        warnings = planned.warnings
-        del plan, planned, pending, receipts, done  # a commit needs their memory
-        failed += self._changed(files, summary)
+        attempt = self._attempt(draft, base, earlier, executor, progress, summary)
+        if again := attempt.again if self.config.run.on_changing == "retry" else []:
+            draft = replace(draft, inventory=attempt.newest, apart=(attempt.draft.run,))
+            del attempt  # two would take twice the memory
+            attempt = self._attempt(draft, base, earlier, executor, progress, summary)
+            summary.warnings += [Finding(key, "read_again", "it changed during the run") for key in again]
+        files = list(draft.inventory)
+        unchanged = base.snapshot if is_unchanged(base, files, recipe) and not earlier.lost else None
+        draft, rows, unchanged_rows = attempt.draft, attempt.rows, attempt.unchanged
+        warnings, failed = attempt.warnings, attempt.failures
+        del attempt  # a commit needs its memory
         summary.failures = list({failure.key: failure for failure in failed}.values())
         findings = tuple(
             Finding(failure.key, failure.reason, failure.message)
@@ -200,6 +183,63 @@ class ArchiveRun:
         alarms = [found for found in summary.warnings if found.reason == ALARM]
         summary.failures += self._strict([*warnings, *alarms])
         return self._finished(summary, snapshot, started)
+
+    def _attempt(
+        self,
+        draft: Draft,
+        base: Base,
+        earlier: Earlier,
+        executor: Executor,
+        progress: Progress,
+        summary: Summary,
+    ) -> _Attempt:
+        """Plan a run and do its tasks, but those that the run which `draft` goes on from has done."""
+        files, before = draft.inventory, draft.apart
+        task_bytes = self.config.recipe.task_bytes
+        pupil, checksum = Pupil(), self.order.checksum
+        planned = plan_run(self.source, self.archive, draft, earlier, task_bytes, checksum=checksum, watch=pupil.watch)
+        draft, plan, failed = planned.draft, planned.plan, planned.failures
+        alarms = [found for found in summary.warnings if found.reason == ALARM]
+        summary.warnings = [*earlier.lost, *planned.warnings, *lint(draft.files, self._read), *alarms]
+        self._refuse_changing(failed)
+        for run in before:
+            go_on(self.archive, run, draft.run, plan.tasks)
+        done = find_receipts(self.archive, draft.run, plan.tasks)
+        summary.resumed_tasks = len(done)
+        receipts = dict(done)
+        progress.expect(plan.n_bytes)
+        progress.add(sum(task.n_bytes for task in plan.tasks if task.ordinal in done))
+        pending = earlier.with_candidates(task for task in plan.tasks if task.ordinal not in done)
+        for outcome in executor.run(self._job(planned, base, pupil), pending) if pending else ():
+            task, receipt = outcome.item, outcome.result
+            summary.retries += outcome.attempts - 1
+            progress.add(task.n_bytes)
+            progress.note(f"task {task.ordinal + 1} of {len(plan.tasks)}: {outcome.error or 'stored'}")
+            if receipt is None:
+                assert outcome.error is not None
+                failed += [Failed.of(part.info.key, outcome.error) for part in task.parts]
+                continue
+            receipts[task.ordinal] = rows = Rows.of(receipt.rows)
+            count("brevis_stored_bytes", new_pack_bytes(rows, earlier))
+            unread = [Failed.of(key, error) for key, error in receipt.failures]
+            self._refuse_changing(unread)
+            failed += unread
+            summary.verified += len(rows)
+            summary.warnings += [Finding(where, ALARM, "stored as plain bytes") for where in receipt.alarms]
+        rows = Rows.joined(receipts[ordinal] for ordinal in sorted(receipts))
+        unchanged, warnings = planned.unchanged, planned.warnings
+        del plan, planned, pending, receipts, done  # a listing needs their memory
+        now = {info.key: info for info in self.source.list()}
+        changed = self._changed(files, now, summary)
+        self._refuse_changing(changed)
+        newest = tuple(now.get(info.key, info) for info in files)
+        lost = {info.key for info in files if info.key not in now} - {failure.key for failure in failed}
+        return _Attempt(draft, rows, unchanged, warnings, [*failed, *changed], newest, not lost)
+
+    def _refuse_changing(self, failed: Iterable[Failed]) -> None:
+        """Stop the run at the first file that changed, where the user wants that."""
+        if self.config.run.on_changing == "fail" and (changed := _changing(failed)):
+            raise ChangedError("a source at rest", "another generation", changed[0], "run again when it is at rest")
 
     def _damaged(self, base: Base, recipe: str, executor: Executor) -> list[Finding]:
         """Return the packs of the base that have not their digest, where the user wants them read."""
@@ -261,12 +301,11 @@ class ArchiveRun:
         except DamageError:
             return None
 
-    def _changed(self, files: Sequence[ObjectInfo], summary: Summary) -> list[Failed]:
+    def _changed(self, files: Iterable[ObjectInfo], now: Mapping[str, ObjectInfo], summary: Summary) -> list[Failed]:
         """Name the files that are no longer what was planned, so that the others can be committed.
 
         One that is gone was read whole before, or it has failed already: what is archived may be its last copy.
         """
-        now = {info.key: info for info in self.source.list()}
         failed = []
         for info in files:
             if info.key not in now:
@@ -289,6 +328,42 @@ class ArchiveRun:
         summary.content = snapshot.content
         summary.seconds = time.monotonic() - started
         return summary
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What came of the tasks of a run.
+
+    Attributes
+    ----------
+    draft : Draft
+    rows, unchanged : Rows
+        Of the files that were read, and of those that were not.
+    warnings : list of Finding
+        Faults of formats.
+    failures : list of Failed
+    newest : tuple of ObjectInfo
+        The inventory with each object as it was listed after the tasks, or as before where it is gone.
+    is_all_there : bool
+        Whether no file is gone but those that failed.
+    """
+
+    draft: Draft
+    rows: Rows
+    unchanged: Rows
+    warnings: list[Finding]
+    failures: list[Failed]
+    newest: tuple[ObjectInfo, ...]
+    is_all_there: bool
+
+    @property
+    def again(self) -> list[str]:
+        """Keys of files that changed and can be read again without the loss of one that was read and is gone."""
+        return _changing(self.failures) if self.is_all_there else []
+
+
+def _changing(failed: Iterable[Failed]) -> list[str]:
+    return sorted({failure.key for failure in failed if failure.reason == ChangedError.kind})
 
 
 def inside_source(source_url: str, archive_url: str) -> str | None:

@@ -89,7 +89,7 @@ def plan_run(
     unchanged = Rows.joined(known.values())
     rest = [info for info in draft.inventory if info.key not in known]
     # An attempt that lacks something plans otherwise, so it is another run: it must not bind one that does not.
-    apart = [*(["--checksum"] if checksum else []), *sorted(finding.key for finding in earlier.lost)]
+    apart = [*draft.apart, *(["--checksum"] if checksum else []), *sorted(finding.key for finding in earlier.lost)]
     draft = replace(draft, apart=tuple(apart))
     failures: list[Failed] = []
     plan = find_plan(archive, draft.run, rest)
