@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
+import numpy as np
 from blake3 import blake3
 
 from operators.errors import ArchiveError, ExistsError, FormatError, NotFoundError
-from operators.limits import SEGMENT_BYTES
+from operators.limits import RECORD_BYTES, SEGMENT_BYTES
 from pipeline.executors import Executor, Outcome, each_attempt
 from pipeline.reading import (
     HEADER_LENGTH_BYTES,
@@ -147,7 +148,7 @@ class Restorer:
     @contextlib.contextmanager
     def _data(self, item: RestoreItem) -> Iterator[Iterator[memoryview]]:
         """Give the bytes of an item; whatever becomes of them, no thread reads for it afterwards."""
-        hand = self._idle.pop() if self._idle else _Hand(Decoder(self._archive), (Room(), Room()))
+        hand = self._idle.pop() if self._idle else _Hand(Decoder(self._archive))
         with contextlib.closing(self._decoded(item, hand)) as data:
             yield data
         self._idle.append(hand)
@@ -155,7 +156,7 @@ class Restorer:
     def _decoded(self, item: RestoreItem, hand: _Hand) -> Generator[memoryview]:
         for row, record in records_ahead(self._archive, item.file.rows, hand.rooms):
             with self._decoding:
-                data = hand.decoder.decode(row, record)
+                data = hand.decoder.decode(row, record, hand.segment[: row.n_bytes])
             yield data[max(item.begin - row.offset_bytes, 0) : min(item.end - row.offset_bytes, row.n_bytes)]
 
     def _is_there(self, item: RestoreItem, existing: ObjectInfo) -> bool:
@@ -170,12 +171,13 @@ class Restorer:
         return True
 
 
-@dataclass(frozen=True, slots=True)
 class _Hand:
-    """What one thread decodes with."""
+    """What one thread decodes with: memory for the largest record and segment, which never grows."""
 
-    decoder: Decoder
-    rooms: tuple[Room, Room]
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.rooms = Room(RECORD_BYTES), Room(RECORD_BYTES)
+        self.segment = np.empty(SEGMENT_BYTES, np.uint8)
 
 
 def found_at(target: Store, key: str) -> ObjectInfo | None:

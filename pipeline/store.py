@@ -493,10 +493,15 @@ class Room:
     """Memory for what is read, used again once it is cleared: fresh memory costs more than to read into it.
 
     It holds as much as was asked for between two calls of `clear`, so that its owner decides how much that is.
+
+    Parameters
+    ----------
+    n_bytes : int
+        What will be asked for, where the owner knows: it need not grow then. It takes up what is written to, no more.
     """
 
-    def __init__(self) -> None:
-        self._block = memoryview(b"")
+    def __init__(self, n_bytes: int = 0) -> None:
+        self._block = aligned_buffer(n_bytes)
         self._used = 0
 
     def clear(self) -> None:

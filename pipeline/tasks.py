@@ -43,10 +43,12 @@ Read = tuple[Row, memoryview]
 """A segment with its digest, and its bytes."""
 RECORD_SLACK_BYTES = 64 << 10
 """What a record may take beyond its segment while it is written: its header, and room that payloads leave."""
-RECORDS_BYTES = SEGMENT_BYTES
+RECORDS_BYTES = RECORD_BYTES
 """Records of a task that are held before they are written, for as long as each of its segments has room."""
 READ_BYTES = SEGMENT_BYTES
 """Segments of one file are read together up to this many bytes."""
+ROOM_BYTES = READ_BYTES + READ_BYTES // 8
+"""What they take where each begins on a cache line."""
 GATHERED_BYTES = 8 << 20
 """Small files make windows of up to so many bytes together."""
 
@@ -171,8 +173,18 @@ class Encoder:
             encoded = _literal(words, row.digest)
         return encoded, expansions
 
-    def checked(self, row: Row, data: memoryview, record: Bytes) -> Encoded | None:
+    def checked(
+        self, row: Row, data: memoryview, record: Bytes, out: NDArray[np.uint8] | None = None
+    ) -> Encoded | None:
         """Return None where `record` decodes to `data`, else one that does: of plain bytes, in memory of its own.
+
+        Parameters
+        ----------
+        row, data
+            As for `write`.
+        record : bytes-like
+        out : uint8 array, optional
+            Memory to decode into, at least as long as `data`; by default that of the encoder.
 
         Raises
         ------
@@ -180,11 +192,11 @@ class Encoder:
             That does not either.
         """
         assert row.digest is not None
-        if self._restores(record, data, row.digest):
+        if self._restores(record, data, row.digest, out=out):
             return None
         self.alarms.append(row.where)
         plain = _literal(words_of(data, 8), row.digest, "raw")
-        if not self._restores(plain.record, data, row.digest):
+        if not self._restores(plain.record, data, row.digest, out=out):
             raise InternalError("a raw record that decodes to its bytes", "other bytes", row.where, "report it")
         return plain
 
@@ -243,8 +255,16 @@ class Encoder:
             return None
         return encoded
 
-    def _restores(self, record: Bytes, data: memoryview, digest: bytes, books: Books | None = None) -> bool:
-        self._decoded = out = _grown(self._decoded, len(data), SEGMENT_BYTES)
+    def _restores(
+        self,
+        record: Bytes,
+        data: memoryview,
+        digest: bytes,
+        books: Books | None = None,
+        out: NDArray[np.uint8] | None = None,
+    ) -> bool:
+        if out is None:
+            self._decoded = out = _grown(self._decoded, len(data), SEGMENT_BYTES)
         try:
             execute(record, books, n_bytes=len(data), digest=digest, out=out[: len(data)], expected=data)
         except DamageError:
@@ -279,6 +299,7 @@ class TaskWorker:
         self._scratch_dir = scratch_dir
         self._encoding, self._checking = Lock(), Lock()
         """One task is encoded at a time, and one is checked: memory for that is there once."""
+        self._decoded = np.empty(SEGMENT_BYTES, np.uint8)
         self._idle: list[_Desk] = []
 
     def __call__(self, task: Task) -> Receipt:
@@ -293,7 +314,7 @@ class TaskWorker:
         if stored is not None:
             return Receipt(stored, True)
         desk = self._idle.pop() if self._idle else _Desk(self._encoder())
-        desk.grow(max((segment.n_bytes for part in task.parts for segment in part.segments), default=0), task.n_bytes)
+        desk.grow(max((segment.n_bytes for part in task.parts for segment in part.segments), default=0))
         failures: dict[str, ArchiveError] = {}
         with PackSpool(self._archive, self._scratch_dir, desk.records) as pack:
             windows, carried = ahead(self._windows(task, desk.rooms, failures)), Carried()
@@ -369,7 +390,9 @@ class TaskWorker:
             held = unchecked.copy()
             unchecked.clear()
             with self._checking, timed("check"):
-                others = [(row.digest or b"", encoder.checked(row, data, record)) for row, data, record in held]
+                others = [
+                    (row.digest or b"", encoder.checked(row, data, record, self._decoded)) for row, data, record in held
+                ]
             for digest, other in others:
                 if other is not None and known[digest].pack_offset is None:
                     replaced[digest] = other  # it waits yet
@@ -411,7 +434,7 @@ class _Rooms(Iterator[Room]):
     """
 
     def __init__(self) -> None:
-        self.current, self._other = Room(), Room()
+        self.current, self._other = Room(ROOM_BYTES), Room(ROOM_BYTES)
 
     def __next__(self) -> Room:
         self.current.clear()
@@ -430,9 +453,9 @@ class _Desk:
         self.rooms = _Rooms()
         self.records = np.empty(0, np.uint8)
 
-    def grow(self, largest_bytes: int, all_bytes: int) -> None:
-        """Make `records` large enough for the record of any segment, and for all of them as far as that goes."""
-        n_bytes = max(record_room(largest_bytes), min(all_bytes, RECORDS_BYTES))
+    def grow(self, largest_bytes: int) -> None:
+        """Make `records` large enough for the record of any segment."""
+        n_bytes = max(record_room(largest_bytes), RECORDS_BYTES)
         if self.records.size < n_bytes:
             self.records = np.empty(n_bytes, np.uint8)
 

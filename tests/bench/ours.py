@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 import operators.run
 from configs.recipe import Recipe, load
-from operators.books import Books
 from operators.limits import SEGMENT_BYTES
 from operators.run import digest_of, execute
 from operators.words import Bytes
@@ -116,7 +115,7 @@ def open_checkpoint(file: Path, recipe: Recipe) -> Checkpoint:
 class _Trusting(Encoder):
     """An encoder that does not decode what it has written."""
 
-    def _restores(self, record: Bytes, data: memoryview, digest: bytes, books: Books | None = None) -> bool:
+    def _restores(self, *_: Any, **__: Any) -> bool:
         return True
 
 

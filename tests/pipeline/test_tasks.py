@@ -138,9 +138,9 @@ def test_what_follows_is_read_while_a_segment_is_encoded(monkeypatch: pytest.Mon
         assert digest_of(words) == row.digest
         return write(encoder, row, words, out)
 
-    def same(encoder: Encoder, row: Row, words: memoryview, record: Bytes) -> Encoded | None:
+    def same(encoder: Encoder, row: Row, words: memoryview, record: Bytes, out: NDArray[np.uint8]) -> Encoded | None:
         assert digest_of(words) == row.digest
-        return checked(encoder, row, words, record)
+        return checked(encoder, row, words, record, out)
 
     monkeypatch.setattr(Encoder, "write", waits)
     monkeypatch.setattr(Encoder, "checked", same)
@@ -178,7 +178,7 @@ def test_a_file_that_fails_leaves_the_room_alone_in_which_others_are_used(
     files = {f"{name}{i}": noise(i, 1000) for i in range(6) for name in ("a", "gone")}
     source, archive, checked = Rooms(files), MemoryStore(), []
 
-    def late(encoder: Encoder, row: Row, data: memoryview, record: Bytes) -> Encoded | None:
+    def late(encoder: Encoder, row: Row, data: memoryview, record: Bytes, out: NDArray[np.uint8]) -> Encoded | None:
         time.sleep(0.02)  # what comes next has been read
         checked.append((row.file, bytes(data)))
         assert execute(record).tobytes() == bytes(data)
@@ -213,8 +213,8 @@ def test_records_that_do_not_restore_are_replaced_in_the_pack(
     restores = Encoder._restores
     failed: list[memoryview] = []
 
-    def sabotaged(encoder: Encoder, record: Bytes, data: memoryview, *options: Any) -> bool:
-        assert restores(encoder, record, data, *options)
+    def sabotaged(encoder: Encoder, record: Bytes, data: memoryview, *options: Any, **memory: Any) -> bool:
+        assert restores(encoder, record, data, *options, **memory)
         if failed or bytes(data) != parts[2]:
             return True
         failed.append(data)
