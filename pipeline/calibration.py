@@ -11,19 +11,21 @@ Books are learned from what that pass reads of all small tensors.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
+from itertools import cycle
 
 from blake3 import blake3
 
 from operators.books import Books
 from operators.errors import StoreError
 from operators.words import dtype_of
+from pipeline.ahead import ahead
 from pipeline.executors import may_retry
 from pipeline.plan import Part, Plan
 from pipeline.sampling import Sample, sample_plan
 from pipeline.segments import Segment
-from pipeline.store import SourceStore
+from pipeline.store import Room, SourceStore
 from pipeline.tasks import segment_words
 from synth.booked import MOST_BYTES, Lessons, is_offered
 from synth.calibrate import MAX_TENSORS, TensorSample, calibrate
@@ -87,19 +89,24 @@ def _with_evidence(source: SourceStore, plan: Plan, options: SearchOptions, base
     chosen = choose(plan)
     if not chosen:
         return base
-    samples = []
+    return calibrate(ahead(_regions(source, chosen)), options, base)
+
+
+def _regions(source: SourceStore, chosen: Iterable[tuple[Part, Segment]]) -> Generator[TensorSample]:
+    """Yield what is learned from; each lasts until the one after the next is asked for."""
+    rooms = cycle((Room(), Room()))
     for part, segment in chosen:
-        region = _region(segment)
+        region, room = _region(segment), next(rooms)
+        room.clear()
         try:
-            [data] = source.get_ranges(part.info, [(region.offset_bytes, region.end_bytes)])
+            [data] = source.get_ranges(part.info, [(region.offset_bytes, region.end_bytes)], room)
         except StoreError as error:
             if may_retry(error):
                 raise
             continue  # its task will fail it alone
         words = segment_words(region, data)
         rows = region.n_rows if region.n_rows and words.size % region.n_rows == 0 else 1
-        samples.append(TensorSample(words, region.dtype, rows, words.size // rows, segment.tensor))
-    return calibrate(samples, options, base)
+        yield TensorSample(words, region.dtype, rows, words.size // rows, segment.tensor)
 
 
 def choose(plan: Plan) -> list[tuple[Part, Segment]]:

@@ -8,9 +8,10 @@ teach where to stop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from operators.words import Words
@@ -50,21 +51,21 @@ class TensorSample:
     name: str | None = None
 
 
-def calibrate(samples: Sequence[TensorSample], options: SearchOptions, base: Prior) -> Prior:
+def calibrate(samples: Iterable[TensorSample], options: SearchOptions, base: Prior) -> Prior:
     """Return `base` with the evidence of `samples` on top.
 
     Parameters
     ----------
-    samples : sequence of TensorSample
+    samples : iterable of TensorSample
         8 and more, over all kinds of tensors of the checkpoint: dtypes, sizes, roles. One or two are worthless.
-        Those beyond `MAX_TENSORS` are not looked at.
+        Those beyond `MAX_TENSORS` are not looked at. The words of one are not kept once the next is asked for.
     options : SearchOptions
         `budget` does not matter.
     base : Prior
     """
     evidence = Evidence()
     programs: dict[str, tuple[Remembered, ...]] = {}
-    for index, sample in enumerate(samples[:MAX_TENSORS]):
+    for index, sample in enumerate(islice(samples, MAX_TENSORS)):
         found = learn_from(sample, options, base, evidence, seed=index)
         if options.share and sample.words.size:
             columns = sample.columns if sample.rows > 1 else 0
