@@ -107,6 +107,7 @@ def parser() -> argparse.ArgumentParser:
     archive.add_argument("--checksum", action="store_true", help="read files, too, that the store says are unchanged")
     help_text = "read the packs of the last snapshot, too, and store again what is in damaged ones"
     archive.add_argument("--repair", action="store_true", help=help_text)
+    archive.add_argument("--as-of", metavar="TIME", help="the source as it was then; of a bucket that keeps versions")
     help_text = "leave out an object that changes meanwhile, read it once more, or end the run; by default skip"
     archive.add_argument("--on-changing", choices=("skip", "retry", "fail"), help=help_text)
     archive.add_argument("--prior", metavar="FILE", help="prior of another checkpoint, instead of learning one")

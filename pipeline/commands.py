@@ -107,6 +107,7 @@ def archive(arguments: argparse.Namespace, report: Report) -> int:
         checked_tags(arguments.tag),
         arguments.checksum,
         arguments.repair,
+        None if arguments.as_of is None else latest_time(arguments.as_of),
     )
     if arguments.checkpoint_glob is not None:
         return _archive_many(arguments, report, order, config)
@@ -136,6 +137,8 @@ def _archive_many(arguments: argparse.Namespace, report: Report, order: Order, c
         raise UsageError(
             "one of --name and --checkpoint-glob", "both", "archive", "checkpoints are named by their keys"
         )
+    if order.as_of is not None:
+        raise UsageError("one of --as-of and --checkpoint-glob", "both", "archive", "archive them one by one")
     night = ArchiveNight(order, arguments.checkpoint_glob, config)
     found = night.find()
     if arguments.dry_run:

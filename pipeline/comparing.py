@@ -68,7 +68,7 @@ class SourceComparer:
 
 def source_items(entries: Iterable[FileEntry], rows: Rows) -> list[SourceItem]:
     """Return the segments of `entries` as they are to be read; `rows` in the order of a manifest, any left out."""
-    infos = {entry.key: entry.info for entry in entries}
+    infos = {entry.key: entry.current for entry in entries}
     files = rows.of_files(infos).by("file")
     return [SourceItem(infos[key], window) for (key,), group in files for window in _windows(group)]
 

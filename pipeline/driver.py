@@ -77,6 +77,8 @@ class Order:
         Read and compare every file, also those that the store says are unchanged.
     repair : bool
         Read the packs of the newest snapshot, and store again what is in damaged ones.
+    as_of : str or None
+        Take the source as it was at the end of this second; see `open_source`.
     """
 
     source_url: str
@@ -90,6 +92,7 @@ class Order:
     tags: tuple[str, ...] = ()
     checksum: bool = False
     repair: bool = False
+    as_of: str | None = None
 
 
 class ArchiveRun:
@@ -104,8 +107,8 @@ class ArchiveRun:
     def __init__(self, order: Order, config: Config) -> None:
         self.order = order
         self.config = config
-        self.source: SourceStore = open_source(order.source_url, config.run.storage_options)
         options = config.run.storage_options
+        self.source: SourceStore = open_source(order.source_url, options, versions=True, as_of=order.as_of)
         self.archive: Store = open_store(order.archive_url, options, single_writer=order.single_writer)
         self.base_prior = self._base_prior()
 
@@ -291,6 +294,7 @@ class ArchiveRun:
             adopt_prior(self.archive, run, known or prior.dump()),
             self.config.run.scratch_dir,
             self.order.single_writer,
+            self.order.as_of,
         )
 
     def _inherited(self, run: str) -> bytes | None:

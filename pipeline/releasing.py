@@ -214,7 +214,7 @@ def look(source: Store, snapshot: Snapshot) -> Freeable:
             continue
         if entry.key not in now:
             found.gone += 1
-        elif not entry.etag or now[entry.key] != entry.info:
+        elif not entry.etag or now[entry.key] != entry.current:
             error = ChangedError("the archived generation", "another one", entry.key, "archive it, or leave it")
             found.kept.append(Failed.of(entry.key, error))
         else:

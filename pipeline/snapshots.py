@@ -70,6 +70,11 @@ class FileEntry:
         """The generation that was archived."""
         return ObjectInfo(self.key, self.n_bytes, self.etag, self.version)
 
+    @property
+    def current(self) -> ObjectInfo:
+        """The same, to be compared with what is there now, whatever versions are kept."""
+        return ObjectInfo(self.key, self.n_bytes, self.etag)
+
 
 @dataclass(frozen=True, slots=True)
 class Totals:

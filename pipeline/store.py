@@ -569,7 +569,9 @@ def coalesce(ranges: Sequence[Range]) -> list[tuple[int, int, list[int]]]:
 # -- the way in ---------------------------------------------------------------------------------
 
 
-def open_source(url: str, options: Mapping[str, str] | None = None) -> SourceStore:
+def open_source(
+    url: str, options: Mapping[str, str] | None = None, *, versions: bool = False, as_of: str | None = None
+) -> SourceStore:
     """A store that can only be read.
 
     Parameters
@@ -579,13 +581,19 @@ def open_source(url: str, options: Mapping[str, str] | None = None) -> SourceSto
         everything whose key starts so.
     options : mapping of str to str, optional
         Storage options ``key=value``; a local path, which may stand beside a bucket in one command, has none.
+    versions : bool
+        List each object with its version, where the store keeps some and says so; reading takes the newest alone.
+    as_of : str, optional
+        List what was there at the end of this second, in UTC, ``YYYY-MM-DDTHH:MM:SSZ``.
 
     Raises
     ------
     UsageError
-        The URL or an option is not understood.
+        The URL or an option is not understood, or the store knows no other time than now.
     """
     protocol, rest = split_url(url)
+    if as_of is not None and protocol != "s3":
+        raise UsageError("a bucket that keeps versions", "another place", url, "leave out --as-of")
     if protocol == "file":
         from pipeline.store_local import LocalSource
 
@@ -593,7 +601,7 @@ def open_source(url: str, options: Mapping[str, str] | None = None) -> SourceSto
     if protocol == "s3":
         from pipeline.store_s3 import S3Source
 
-        return S3Source(rest, options or {})
+        return S3Source(rest, options or {}, versions=versions, as_of=as_of)
     from pipeline.store_fsspec import FsspecSource
 
     return FsspecSource(url, options or {})

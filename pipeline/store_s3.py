@@ -14,8 +14,10 @@ import secrets
 from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import fsspec.asyn
 import s3fs
@@ -66,6 +68,9 @@ _TRIES = 5
 
 _BROKEN_BODY = (*S3_RETRYABLE_ERRORS, IncompleteReadError, ConnectionError)
 
+_clients: WeakValueDictionary[tuple[Any, ...], s3fs.S3FileSystem] = WeakValueDictionary()
+"""Those in use: each takes a sixth of a second to make, and a command opens four or five stores."""
+
 
 class S3Source:
     """Reads objects below ``bucket/prefix``.
@@ -78,6 +83,8 @@ class S3Source:
     options : mapping of str to str
         ``endpoint_url, addressing_style, anon, key, secret, token, region, profile, sse, sse_kms_key_id,
         requester_pays, connect_timeout, read_timeout``; what is absent comes from the usual environment variables.
+    versions, as_of
+        See `open_source`.
 
     Raises
     ------
@@ -85,11 +92,16 @@ class S3Source:
         An option is unknown.
     """
 
-    def __init__(self, path: str, options: Mapping[str, str]) -> None:
+    def __init__(
+        self, path: str, options: Mapping[str, str], *, versions: bool = False, as_of: str | None = None
+    ) -> None:
         self.url = f"s3://{path}"
         self._options = dict(options)
         client_options(self._options)  # refuses a wrong option here rather than at the first request
         self._bucket, _, self._prefix = path.partition("/")
+        self._reads_newest = versions and as_of is None
+        self._as_of = None if as_of is None else int(datetime.fromisoformat(as_of).timestamp())
+        self._versions: bool | None = None if versions or as_of else False  # None: not known yet
         self._scope: Scope | None = None
         self._client: s3fs.S3FileSystem | None = None
         self._client_pid = 0
@@ -109,7 +121,8 @@ class S3Source:
         wanted = scope.narrow(prefix)
         if wanted is None:
             return []
-        found = [info for info in self._list(scope.folder + wanted, scope.folder) if scope.selects(info.key)]
+        listed = (self._list_versions if self._keeps_versions() else self._list)(scope.folder + wanted, scope.folder)
+        found = [info for info in listed if scope.selects(info.key)]
         for info in found:
             if not info.key and info.n_bytes:
                 raise UsageError("names below the folder", "an object named like it", self.url, "archive its parent")
@@ -144,7 +157,8 @@ class S3Source:
         check_ranges(info, ranges)
         stretches = coalesce(ranges)
         if not stretches:
-            if info.etag and self.head(info.key).etag != info.etag:
+            version = self._version(info)
+            if info.etag and self._call("head_object", info.key, **version)["ETag"] != info.etag:
                 raise changed(info.key)
             return [memoryview(b"") for _ in ranges]
         buffers = [taken(room, stop - start) for start, stop, _ in stretches]
@@ -180,8 +194,7 @@ class S3Source:
         request: dict[str, Any] = {"Key": full, "Range": f"bytes={offset}-{offset + len(target) - 1}"}
         if info.etag:
             request["IfMatch"] = info.etag
-        if info.version:
-            request["VersionId"] = info.version
+        request |= self._version(info)
         for attempt in range(_TRIES):
             answer = await self._request("get_object", where, request)
             async with answer["Body"] as body:
@@ -203,6 +216,10 @@ class S3Source:
             await asyncio.sleep(0.1 * 2**attempt)
         raise StoreError(f"{len(target)} bytes", reason, where, "check the network and run again")
 
+    def _version(self, info: ObjectInfo) -> dict[str, str]:
+        """Return what asks for the version: the newest is asked for by its ETag, which takes no right of its own."""
+        return {"VersionId": info.version} if info.version and not self._reads_newest else {}
+
     async def _get(self, full: str, key: str, max_bytes: int) -> tuple[bytes, Mapping[str, str]]:
         for attempt in range(_TRIES):
             answer = await self._request("get_object", key, {"Key": full})
@@ -220,9 +237,55 @@ class S3Source:
             await asyncio.sleep(0.1 * 2**attempt)
         raise StoreError(f"{n_bytes} bytes", reason, key, "check the network and run again")
 
-    def _list(self, prefix: str, folder: str, limit: int | None = None) -> Listing:
-        entries = self._entries(prefix, limit)
+    def _list(self, prefix: str, folder: str) -> Listing:
+        entries = self._entries(prefix)
         return [ObjectInfo(entry["Key"][len(folder) :], entry["Size"], entry["ETag"]) for entry in entries]
+
+    def _keeps_versions(self) -> bool:
+        """Whether the bucket tells versions, if that is wanted; a run asks once, so that its listings are alike."""
+        if self._versions is None:
+            try:
+                answer = self._run(self._request("get_bucket_versioning", self.url, {}))
+            except StoreError:  # no right to ask, or no such request
+                if self._as_of is not None:
+                    raise
+                answer = {}
+            self._versions = answer.get("Status") == "Enabled"
+            if self._as_of is not None and not self._versions:
+                found = "one that does not, or no longer"
+                raise UsageError("a bucket that keeps versions", found, self.url, "leave out --as-of")
+        return self._versions
+
+    def _list_versions(self, prefix: str, folder: str) -> Listing:
+        """Return of each key the newest version, or the newest of the time; a marker of deletion is none."""
+        newest: dict[str, tuple[tuple[datetime, bool], Mapping[str, Any]]] = {}
+        for entry in self._version_entries(prefix):
+            if self._as_of is None and not entry["IsLatest"]:
+                continue
+            if self._as_of is not None and int(entry["LastModified"].timestamp()) > self._as_of:
+                continue
+            # Times have seconds: of one second the latest of all is newer, then what comes first.
+            rank = (entry["LastModified"], entry["IsLatest"])
+            if entry["Key"] not in newest or rank > newest[entry["Key"]][0]:
+                newest[entry["Key"]] = rank, entry
+        found = []
+        for key, ((_, is_latest), entry) in newest.items():
+            if "ETag" in entry:
+                version = None if is_latest and entry["VersionId"] == "null" else entry["VersionId"]
+                found.append(ObjectInfo(key[len(folder) :], entry["Size"], entry["ETag"], version))
+        return found
+
+    def _version_entries(self, prefix: str, limit: int | None = None) -> Iterator[Mapping[str, Any]]:
+        """Yield versions and markers of deletion: of one key in one answer its versions first, the newest before."""
+        request: dict[str, Any] = {"Prefix": prefix} | ({"MaxKeys": limit} if limit else {})
+        while True:
+            answer = self._run(self._request("list_object_versions", self.url, request))
+            yield from answer.get("Versions", [])
+            yield from answer.get("DeleteMarkers", [])
+            if limit or not answer.get("IsTruncated"):
+                return
+            request["KeyMarker"] = answer["NextKeyMarker"]
+            request["VersionIdMarker"] = answer["NextVersionIdMarker"]
 
     def _entries(self, prefix: str, limit: int | None = None) -> Iterator[Mapping[str, Any]]:
         request: dict[str, Any] = {"Prefix": prefix} | ({"MaxKeys": limit} if limit else {})
@@ -243,10 +306,10 @@ class S3Source:
         above = f"{parent}/" if parent or self._prefix.startswith("/") else ""
         if name.endswith("*"):
             return Scope(above, name[:-1])
-        if not name or self._list(f"{self._prefix}/", "", limit=1):
+        entries = self._entries if self._as_of is None else self._version_entries
+        if not name or any(entries(f"{self._prefix}/", 1)):
             return Scope(self._prefix if not name else f"{self._prefix}/")
-        with contextlib.suppress(NotFoundError):
-            self._run(self._request("head_object", self.url, {"Key": self._prefix}))
+        if any(entry["Key"] == self._prefix for entry in entries(self._prefix, 1)):  # the first of all that start so
             return Scope(above, name, single=True)
         raise NotFoundError("objects", "none", self.url, "check bucket, prefix and endpoint")
 
@@ -276,7 +339,7 @@ class S3Source:
 
     def _connected(self) -> s3fs.S3FileSystem:
         if self._client is None or self._client_pid != os.getpid():
-            self._client = s3fs.S3FileSystem(**client_options(self._options))
+            self._client = _client_of(self._options)
             self._client_pid = os.getpid()
         return self._client
 
@@ -477,6 +540,16 @@ def _parts(data: Iterable[memoryview], step_bytes: int) -> Iterator[bytes]:
         part += rest
     if part:
         yield bytes(part)
+
+
+def _client_of(options: Mapping[str, str]) -> s3fs.S3FileSystem:
+    """Return the client of this process for such options and such an environment, as long as a store uses it."""
+    environment = sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))
+    key = s3fs.S3FileSystem, os.getpid(), repr((sorted(options.items()), environment))
+    client = _clients.get(key)
+    if client is None:
+        client = _clients[key] = s3fs.S3FileSystem(**client_options(options))
+    return client
 
 
 async def _awaited(work: Coroutine[Any, Any, Result]) -> Result:

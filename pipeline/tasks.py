@@ -71,6 +71,8 @@ class ArchiveJob:
         Where packs grow; empty takes the temporary directory of the system.
     single_writer : bool
         The user promises that nobody else writes to the archive.
+    as_of : str or None
+        The time of the source, where that is not now.
     """
 
     source_url: str
@@ -81,11 +83,12 @@ class ArchiveJob:
     prior: bytes
     scratch_dir: str
     single_writer: bool = False
+    as_of: str | None = None
 
     def open(self) -> TaskWorker:
         """Open the stores and load the prior."""
         return TaskWorker(
-            open_source(self.source_url, self.storage_options),
+            open_source(self.source_url, self.storage_options, versions=True, as_of=self.as_of),
             open_store(self.archive_url, self.storage_options, single_writer=self.single_writer),
             self.run,
             partial(Encoder, self.options, Prior.load(self.prior)),

@@ -20,6 +20,7 @@ from configs.loader import parse_bytes
 from configs.recipe import load
 from pipeline.cli import parser
 from pipeline.meters import METERS
+from pipeline.store_s3 import S3Store
 from tests.bench.ours import recipes
 from tests.cases import bf16, safetensors
 from tests.faultproxy import fault_proxy
@@ -255,6 +256,14 @@ def server() -> Iterator[S3Server]:
         yield running
 
 
+BUCKET_ACTIONS = {
+    "uploads": "s3:ListBucketMultipartUploads",
+    "versioning": "s3:GetBucketVersioning",
+    "versions": "s3:ListBucketVersions",
+}
+"""What a request of a bucket with this first parameter needs."""
+
+
 def actions(requests: list[str]) -> set[tuple[str, str]]:
     """Return the permission that each request of an S3 client needs, with its bucket and key."""
     found = set()
@@ -263,9 +272,11 @@ def actions(requests: list[str]) -> set[tuple[str, str]]:
         path, _, query = target.partition("?")
         bucket, _, key = path[1:].partition("/")
         if not key:
-            found.add(("s3:ListBucketMultipartUploads" if "uploads" in query else "s3:ListBucket", bucket))
+            asked = query.partition("&")[0].partition("=")[0]
+            found.add((BUCKET_ACTIONS.get(asked, "s3:ListBucket"), bucket))
         elif method in {"GET", "HEAD"}:
-            found.add(("s3:ListMultipartUploadParts" if "uploadId" in query else "s3:GetObject", f"{bucket}/{key}"))
+            versions = "s3:GetObjectVersion" if "versionId" in query else "s3:GetObject"
+            found.add(("s3:ListMultipartUploadParts" if "uploadId" in query else versions, f"{bucket}/{key}"))
         elif method == "DELETE":
             found.add(("s3:AbortMultipartUpload" if "uploadId" in query else "s3:DeleteObject", f"{bucket}/{key}"))
         else:
@@ -302,6 +313,8 @@ def test_policies_allow_what_the_commands_do_and_nothing_that_loses(server: S3Se
     weights = safetensors([("w", "BF16", [400, 100], bf16(1, 40_000))])
     (tmp_path / "llama").mkdir()
     (tmp_path / "llama" / "model.safetensors").write_bytes(weights)
+    store = S3Store(server.bucket, server.options)
+    store._run(store._request("put_bucket_versioning", "", {"VersioningConfiguration": {"Status": "Enabled"}}))
     brevis("restore", *_archived(tmp_path), server.url("models/llama"), env=server.env)
     archive, source = server.url("vault/archive"), server.url("models/llama")
     release = ("release-source", source, archive, "--grace", "0", "--yes")
@@ -320,6 +333,8 @@ def test_policies_allow_what_the_commands_do_and_nothing_that_loses(server: S3Se
             needed[name] = needed.get(name, set()) | actions(proxy.requests)
     model = f"{server.bucket}/models/llama/model.safetensors"
     assert ("s3:DeleteObject", model) in needed["release"]
+    assert {action for action, _ in needed["archive"]} >= {"s3:GetBucketVersioning", "s3:ListBucketVersions"}
+    assert may(policy_of("archive", server.bucket), "s3:GetObjectVersion", model)  # for --as-of
     for name, requests in needed.items():
         policy = policy_of(name, server.bucket)
         refused = sorted(f"{action} {resource}" for action, resource in requests if not may(policy, action, resource))

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import s3fs
 
+from pipeline.snapshots import time_text
 from pipeline.store_s3 import S3Source, S3Store
 from tests.cases import bf16, noise, safetensors
 from tests.faultproxy import ALWAYS, Fault, Proxy, fault_proxy
 from tests.invariants import Watched
-from tests.pipeline.test_jobs import Capture, Patch, Ran
+from tests.pipeline.test_jobs import Capture, Patch, Ran, files_of
 from tests.radosgw import SERVERS, running
 from tests.s3server import S3Server
 
@@ -275,17 +278,90 @@ def _change(source: S3Store, data: bytes | None) -> None:
         source.put("noise.bin", data)
 
 
-def test_the_newest_version_is_read_and_a_marker_is_absence(place: Place) -> None:
-    """G03: three versions of one key, and a key that is deleted in a bucket that keeps versions."""
+def versioned(place: Place) -> S3Store:
+    """Make a bucket that keeps versions."""
     source = S3Store(f"{place.prefix.replace('_', '-')}/source", place.server.options)
     source._run(source._request("create_bucket", "", {}))
     source._run(source._request("put_bucket_versioning", "", {"VersioningConfiguration": {"Status": "Enabled"}}))
+    return source
+
+
+def test_the_newest_version_is_read_and_a_marker_is_absence(place: Place) -> None:
+    """G03: three versions of one key, and a key that is deleted in a bucket that keeps versions."""
+    source = versioned(place)
     for data in (b"one", b"two", b"three"):
         source.put("w.bin", data)
     source.put("gone.bin", b"gone")
     source.delete("gone.bin")
     assert place.ran("archive", source.url, place.url("archive"), *PLAIN).code == 0
-    Watched(place.store()).check({"w.bin": b"three"})
+    (snapshot,) = Watched(place.store()).check({"w.bin": b"three"})
+    (entry,) = snapshot.files
+    assert entry.version is not None
+    assert entry.info == source.head("w.bin")
+    assert place.ran("archive", source.url, place.url("archive"), *PLAIN).json["unchanged"]
+    source.put("w.bin", b"fours")  # what is pinned stays readable, what is there is another
+    assert bytes(source.get_ranges(entry.info, [(0, 5)])[0]) == b"three"
+    against = ("--level", "source", "--source", source.url, "--workers", "1")
+    assert place.ran("verify", place.url("archive"), *against).code == 4
+
+
+def test_without_the_right_to_ask_for_versions_none_is_recorded(place: Place) -> None:
+    source = versioned(place)
+    source.put("w.bin", b"one")
+    refused = Fault("^GET /[^/?]*[?]versioning", "403 AccessDenied", ALWAYS)
+    assert place.ran("archive", source.url, place.url("archive"), *PLAIN, faults=[refused]).code == 0
+    assert refused.met
+    (snapshot,) = Watched(place.store()).check({"w.bin": b"one"})
+    assert [entry.version for entry in snapshot.files] == [None]
+    asked = (source.url, place.url("archive"), *PLAIN, "--as-of", "2999-01-01")
+    assert place.ran("archive", *asked, faults=[refused]).json["error"]["kind"] == "denied"
+
+
+@SIGNS_NOTHING
+def test_a_source_as_it_was(place: Place, tmp_path: Path) -> None:
+    """O18, G03: of each key the newest version that is not newer; a key that was deleted by then is absent."""
+    source = versioned(place)
+    histories: list[dict[str, bytes]] = [
+        {"a.bin": noise(1, 300), "sub/b.bin": b"b"},
+        {"a.bin": noise(2, 300), "sub/b.bin": b"b", "c.bin": b""},
+        {"sub/b.bin": b"b", "d.bin": b"d"},
+        {},
+    ]
+    there: dict[str, bytes] = {}
+    times = []
+    for objects in histories:
+        for key in there.keys() - objects.keys():
+            source.delete(key)
+        for key, data in objects.items():
+            if there.get(key) != data:
+                source.put(key, data)
+        there = objects
+        times.append(time_text(datetime.fromtimestamp(source.now(), UTC)))
+        while source.now() <= datetime.fromisoformat(times[-1]).timestamp():
+            time.sleep(0.1)
+    for step, (when, objects) in enumerate(zip(times, histories, strict=True)):
+        for url in (source.url, source.url + "/", source.url[:-2] + "*"):
+            ran = place.ran("archive", url, place.url(f"archive-{step}"), *PLAIN, "--as-of", when, "--name", "x")
+            if not objects:
+                assert ran.code == 5
+                continue
+            assert ran.code == 0
+            below = "source/" if url.endswith("*") else ""
+            expected = {below + key: data for key, data in objects.items()}
+            out = tmp_path / f"out-{step}-{below[:1]}"
+            assert place.ran("restore", place.url(f"archive-{step}"), out, "--overwrite").code == 0
+            assert files_of(out) == expected
+    one = place.ran("archive", f"{source.url}/a.bin", place.url("one"), *PLAIN, "--as-of", times[0], "--workers", "1")
+    assert (one.code, one.json["source_bytes"]) == (0, 300)
+    assert place.ran("archive", source.url, place.url("none"), *PLAIN, "--as-of", "2001-01-01").code == 5
+    # Where nothing is kept, or nobody knows whether all is, what was there cannot be told.
+    for refused in (place.url("source"), str(tmp_path)):
+        assert place.ran("archive", refused, place.url("none"), *PLAIN, "--as-of", times[0]).code == 2
+    suspended = {"VersioningConfiguration": {"Status": "Suspended"}}
+    source._run(source._request("put_bucket_versioning", "", suspended))
+    assert place.ran("archive", source.url, place.url("none"), *PLAIN, "--as-of", times[0]).code == 2
+    glob = ("--as-of", times[0], "--checkpoint-glob", "*")
+    assert place.ran("archive", source.url, place.url("none"), *PLAIN, *glob).code == 2
 
 
 @SIGNS_NOTHING
