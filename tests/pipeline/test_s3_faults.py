@@ -317,7 +317,6 @@ def test_without_the_right_to_ask_for_versions_none_is_recorded(place: Place) ->
     assert place.ran("archive", *asked, faults=[refused]).json["error"]["kind"] == "denied"
 
 
-@SIGNS_NOTHING
 def test_a_source_as_it_was(place: Place, tmp_path: Path) -> None:
     """O18, G03: of each key the newest version that is not newer; a key that was deleted by then is absent."""
     source = versioned(place)
