@@ -312,3 +312,17 @@ def test_the_environment_names_endpoint_and_credentials(
     assert server.endpoint.encode() not in packed
     assert isinstance(pickle.loads(packed), S3Source)
     assert pickle.loads(packed).get("x", max_bytes=1) == b"1"
+
+
+def test_stores_of_equal_options_and_environment_share_a_client(
+    server: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = [S3Store(f"{prefix}/{name}", server.options) for name in "abc"]
+    stores.append(S3Store(f"{prefix}/d", {**server.options, "read_timeout": "61"}))
+    for store in stores:
+        if store is stores[2]:
+            monkeypatch.setenv("AWS_MAX_ATTEMPTS", "3")
+        store.put_new("x", b"1")
+    clients = [store._client for store in stores]
+    assert clients[0] is clients[1]
+    assert len(set(map(id, clients))) == 3
