@@ -33,7 +33,10 @@ ENTRY_BYTES_MAX = 1 << 16
 _SPACE = re.compile(rb"[ \t\n\r]*+")
 _COMMA = re.compile(rb"[ \t\n\r]*+,[ \t\n\r]*+")
 # Possessive repeats: linear time and constant memory, also on a header made to hurt.
-_STRING = re.compile(rb'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+"')
+# Before Python 3.11.4 such a repeat goes on from where its last turn failed, so no turn may fail behind its first byte:
+# what follows a backslash is looked at apart.
+_STRING = re.compile(rb'"[^"\\\x00-\x1f]*+(?:\\[^\x00-\x1f][^"\\\x00-\x1f]*+)*+"')
+_ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|(.))', re.DOTALL)
 _OBJECT = re.compile(rb"\{[^{}]{0,%d}+\}" % ENTRY_BYTES_MAX)
 _NUMBER = rb"(0|[1-9][0-9]{0,17})"
 _USUAL = re.compile(  # an entry as writers write it; any other goes through `json`
@@ -162,22 +165,27 @@ class Header:
             key, end = self._string(position)
             at.append(position)
             hashes.append(hash(key))
-            value = _STRING.match(self._text, self._expect(end, b":"))
-            if value is None:
+            start = self._expect(end, b":")
+            if not self._at_symbol(start, b'"'):
                 raise LayoutError("header_type", f"__metadata__ {short(key)} is no string")
-            position, more = self._next(value.end())
+            position, more = self._next(self._string_end(start))
         _refuse_repeats(_int64(hashes), lambda index: self._string(at[index])[0])
         return self._end(position)
 
     def _string(self, position: int) -> tuple[str, int]:
         """Return the JSON string at `position`, and where it ends."""
-        match = _STRING.match(self._text, position)
-        if match is None:
-            self._syntax(position)
-        text = str(json.loads(match[0]))
+        end = self._string_end(position)
+        text = str(json.loads(self._text[position:end]))
         if not _is_text(text):
             raise LayoutError("header_syntax", f"half a surrogate pair at byte {position}")
-        return text, match.end()
+        return text, end
+
+    def _string_end(self, position: int) -> int:
+        """Return where the JSON string at `position` ends."""
+        match = _STRING.match(self._text, position)
+        if match is None or any(escape[1] for escape in _ESCAPE.finditer(self._text, *match.span())):
+            self._syntax(position)
+        return match.end()
 
     def _next(self, position: int) -> tuple[int, bool]:
         """Return where the next token begins, after a comma if there is one, and whether there is."""

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors
@@ -87,7 +88,7 @@ def test_damaged_files_are_tiled_and_named(data: bytes) -> None:
     assert layout.format == "safetensors" or layout.reason is not None
 
 
-def outcome(text: bytes, *, fast: bool) -> object:
+def outcome(text: bytes, *, fast: bool) -> tuple[Any, ...]:
     try:
         header = Header(text, fast)
     except LayoutError as error:
@@ -121,6 +122,38 @@ def test_plain_json_agrees_with_the_header_parser(data: bytes) -> None:
         }
         for tensor in found
     } == expected
+
+
+ESCAPES = [
+    b"\\n",
+    b"\\/",
+    b'\\"',
+    b"\\\\",
+    b"\\u0041",
+    b"\\ud83d\\ude00",
+    b"\\\\u",
+    b"\\u",
+    b"\\u004",
+    b"\\q",
+    b"\\\n",
+    b"\n",
+]
+
+
+@pytest.mark.parametrize("text", [b"a" + escape + after for escape in ESCAPES for after in (b"", b"b")])
+@pytest.mark.parametrize(
+    "entry", [b'{"%s":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}', b'{"__metadata__":{"k":"%s"}}']
+)
+def test_a_string_is_what_json_takes_for_one(entry: bytes, text: bytes) -> None:
+    header = entry % text
+    try:
+        json.loads(header)
+        sound = True
+    except ValueError:
+        sound = False
+    found = outcome(header, fast=True)
+    assert isinstance(found[0], list) == sound
+    assert sound or found[0] == "header_syntax"
 
 
 # -- how tensors are cut ------------------------------------------------------------------------
