@@ -56,13 +56,14 @@ def source_digest(path: Path) -> str:
 def directories() -> list[Path]:
     """Return where compiled kernels are looked for, in order; they are saved in the first that takes them.
 
-    ``BREVIS_CACHE_DIR`` or ``NUMBA_CACHE_DIR`` where set, and nothing else then. Otherwise beside the
-    sources (an image can ship warmed kernels, even read-only), the user's cache directory, and a
-    private directory below the temporary one, which needs neither a home nor a name for the user.
+    ``BREVIS_CACHE_DIR`` and ``NUMBA_CACHE_DIR`` where set, and nothing else then: a job may name a place of its
+    own in the first, and find in the second what its node has warmed. Otherwise beside the sources (which may be
+    read-only), the user's cache directory, and a private directory below the temporary one, which needs neither a
+    home nor a name for the user.
     """
-    for name in ("BREVIS_CACHE_DIR", "NUMBA_CACHE_DIR"):
-        if os.environ.get(name):
-            return [Path(os.environ[name]) / "brevis-kernels"]
+    named = [os.environ.get(name) for name in ("BREVIS_CACHE_DIR", "NUMBA_CACHE_DIR")]
+    if any(named):
+        return [Path(name) / "brevis-kernels" for name in named if name]
     found = [_PACKAGE / "__pycache__"]
     user = os.environ.get("XDG_CACHE_HOME", "")
     if not user:

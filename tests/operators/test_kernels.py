@@ -350,6 +350,17 @@ def test_a_user_id_without_a_name_or_a_home(monkeypatch: pytest.MonkeyPatch) -> 
     assert last.parent == Path(tempfile.gettempdir())
 
 
+def test_a_job_finds_what_its_node_has_compiled_and_keeps_the_rest_itself(install: Path, tmp_path: Path) -> None:
+    node, job, other = (tmp_path / name for name in ("node", "job", "other"))
+    assert_works(start(install, {"NUMBA_CACHE_DIR": str(node)}))
+    assert_works(start(install, {"BREVIS_CACHE_DIR": str(job), "NUMBA_CACHE_DIR": str(node)}))
+    assert len(files(node)) == 1
+    assert files(job) == []
+    assert_works(start(install, {"BREVIS_CACHE_DIR": str(job), "NUMBA_CACHE_DIR": str(other)}))
+    assert len(files(job)) == 1
+    assert files(other) == files(install) == []
+
+
 def test_nowhere_to_write_is_no_error(install: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "blocked"
     blocked.write_bytes(b"")
