@@ -35,6 +35,9 @@ FAST_LOSS = {
 METRICS = {"RAY_metrics_report_interval_ms": "500"}
 """Instead of ten seconds."""
 
+AT_REST, AT_WORK = "ray::Worker", "ray::brevis "
+"""How the titles of the processes of workers begin."""
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -60,9 +63,10 @@ class Cluster:
     pids: list[int]
     metrics: list[str]
 
-    def workers(self, title: str = "ray::Worker") -> list[int]:
-        """Process ids of the workers of this cluster whose title starts so."""
-        return [pid for node in self.pids for pid in tree(node) if _title(pid).startswith(title)]
+    def workers(self, *titles: str) -> list[int]:
+        """Process ids of the workers of this cluster whose title starts so: by default all, at rest or at work."""
+        titles = titles or (AT_REST, AT_WORK)
+        return [pid for node in self.pids for pid in tree(node) if _title(pid).startswith(titles)]
 
     def submit(self, *entrypoint: str, working_dir: Path = ROOT, runtime_env: Path | None = None) -> list[str]:
         """The command that submits a job and follows it to its end."""

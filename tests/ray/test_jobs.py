@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.store import Store, open_store
 from tests.processes import ROOT, brevis
-from tests.ray.cluster import Cluster
+from tests.ray.cluster import AT_WORK, Cluster
 from tests.s3server import S3Server
 
 OPTIONS = ("--set", "recipe.task_bytes=256KiB", "--set", "synth.budget=16", "--no-progress", "--json")
@@ -113,7 +113,7 @@ def test_archive_and_restore_as_jobs(
     job = submit("archive", server.url("source"), server.url("two"), *OPTIONS)
     served: set[int] = set()
     while job.process.poll() is None:
-        served.update(cluster.workers("ray::Worker.run"))
+        served.update(cluster.workers(AT_WORK))
         time.sleep(0.05)
     archived = job.result()
     assert len(served) >= 2
@@ -176,7 +176,7 @@ def test_a_worker_killed_midway_changes_nothing(
     expected: dict[str, Any],
 ) -> None:
     job = submit("archive", server.url("source"), server.url("three"), *OPTIONS)
-    while not (victims := cluster.workers("ray::Worker.run")) or not bucket.list("three/packs/"):
+    while not (victims := cluster.workers(AT_WORK)) or not bucket.list("three/packs/"):
         assert job.process.poll() is None, job.output()
         time.sleep(0.02)
     os.kill(victims[0], signal.SIGKILL)

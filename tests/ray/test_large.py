@@ -102,7 +102,7 @@ def watched(cluster: Cluster) -> Iterator[dict[int, int]]:
 
     def watch() -> None:
         while not over.wait(0.1):
-            for pid in cluster.workers("ray::Worker"):
+            for pid in cluster.workers():
                 peaks[pid] = max(peaks.get(pid, 0), resident_bytes(pid))
 
     watcher = threading.Thread(target=watch)
