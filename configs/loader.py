@@ -35,6 +35,8 @@ MIN_MEMORY_BYTES = INTERPRETER_BYTES + 3 * SEGMENT_BYTES + RECORD_BYTES + 2 * SE
 """A segment as read and as decoded, the next one, its record, and the scratch that the format allows a program."""
 TASK_MEMORY_BYTES = 3 * SEGMENT_BYTES + RECORD_BYTES
 """What another task holds: segments as read and as decoded, the next ones, and records; scratch is there once."""
+RAY_BYTES = 192 << 20
+"""What Ray has in memory of each of its workers, beside that."""
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -78,10 +80,16 @@ class Run:
     on_changing: Literal["skip", "retry", "fail"]
     storage_options: Mapping[str, str]
 
-    @property
-    def tasks_at_once(self) -> int:
-        """Tasks that a worker has memory to begin: at most `tasks_in_flight`, and at least one."""
-        return min(self.tasks_in_flight, 1 + (self.memory_bytes - MIN_MEMORY_BYTES) // TASK_MEMORY_BYTES)
+    def tasks_at_once(self, other_bytes: int = 0) -> int:
+        """Tasks that a worker begins: at most `tasks_in_flight`, no more than it has memory for, and at least one.
+
+        Parameters
+        ----------
+        other_bytes : int
+            What of its memory is not ours.
+        """
+        left_bytes = self.memory_bytes - MIN_MEMORY_BYTES - other_bytes
+        return max(1, min(self.tasks_in_flight, 1 + left_bytes // TASK_MEMORY_BYTES))
 
 
 def load_run(config: str | Path | None = None, overrides: Sequence[str] = ()) -> Run:

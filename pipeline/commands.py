@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.loader import Run, load_run
+from configs.loader import RAY_BYTES, Run, load_run
 from operators.errors import (
     DamageError,
     NothingMatchedError,
@@ -66,11 +66,11 @@ def _run_settings(arguments: argparse.Namespace) -> Run:
 
 def _executor(arguments: argparse.Namespace, run: Run) -> Executor:
     if arguments.ray is None:
-        return local_executor(run.workers, run.retries, run.tasks_at_once)
+        return local_executor(run.workers, run.retries, run.tasks_at_once())
     from pipeline.on_ray import RayExecutor  # only `--ray` needs Ray
 
     sys.stdout = sys.stderr  # Ray tells there of nodes that it has lost; `Report` keeps what was standard output
-    return RayExecutor(arguments.ray, run.workers, run.retries, run.tasks_in_flight, run.memory_bytes)
+    return RayExecutor(arguments.ray, run.workers, run.retries, run.tasks_at_once(RAY_BYTES), run.memory_bytes)
 
 
 def _open(arguments: argparse.Namespace, run: Run) -> tuple[SourceStore, Snapshot, Rows]:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.loader import MIN_MEMORY_BYTES, canonical_json, format_bytes, load_run, parse_bytes
+from configs.loader import MIN_MEMORY_BYTES, RAY_BYTES, canonical_json, format_bytes, load_run, parse_bytes
 from configs.recipe import Config, load, recipe_digest
 from operators.errors import UsageError
 from synth.options import SearchOptions
@@ -216,9 +216,10 @@ def test_a_config_travels_between_processes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "in_flight", "at_once"),
-    [("705MiB", 2, 1), ("768MiB", 2, 1), ("1GiB", 2, 2), ("1GiB", 1, 1), ("4GiB", 9, 9)],
+    ("memory", "in_flight", "at_once", "on_ray"),
+    [("705MiB", 2, 1, 1), ("768MiB", 2, 1, 1), ("1GiB", 2, 2, 1), ("1GiB", 1, 1, 1), ("4GiB", 9, 9, 9)],
 )
-def test_memory_limits_how_many_tasks_are_begun(memory: str, in_flight: int, at_once: int) -> None:
+def test_memory_limits_how_many_tasks_are_begun(memory: str, in_flight: int, at_once: int, on_ray: int) -> None:
     run = load_run(None, [f"run.memory_bytes={memory}", f"run.tasks_in_flight={in_flight}"])
-    assert run.tasks_at_once == at_once
+    assert run.tasks_at_once() == at_once
+    assert run.tasks_at_once(RAY_BYTES) == on_ray
