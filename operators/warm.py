@@ -86,13 +86,7 @@ JOBS: tuple[Callable[[], None], ...] = (
     *(partial(fields, width_bits, MOST_WORDS + N_WORDS) for width_bits in (16, 32, 8, 64)),
     books,
 )
-"""What `warm` does, in parts that compile few kernels in common, the longest first."""
-
-
-def warm() -> None:
-    """Compile or load the kernels of all encodings and of the usual fields, for writing and for reading."""
-    for job in JOBS:
-        job()
+"""All encodings and the usual fields, both ways, in parts that compile few kernels in common, the longest first."""
 
 
 def run(program: Node, words: Words, known: Books | None = None) -> None:

@@ -183,8 +183,7 @@ class ArchiveRun:
         rows = Rows.joined((rows, unchanged_rows))
         now = time_text(datetime.now(UTC))
         snapshot = commit(self.archive, draft, rows, self.source.list, now)
-        alarms = [found for found in summary.warnings if found.reason == ALARM]
-        summary.failures += self._strict([*warnings, *alarms])
+        summary.failures += self._strict([*warnings, *_alarms(summary)])
         return self._finished(summary, snapshot, started)
 
     def _attempt(
@@ -202,8 +201,7 @@ class ArchiveRun:
         pupil, checksum = Pupil(), self.order.checksum
         planned = plan_run(self.source, self.archive, draft, earlier, task_bytes, checksum=checksum, watch=pupil.watch)
         draft, plan, failed = planned.draft, planned.plan, planned.failures
-        alarms = [found for found in summary.warnings if found.reason == ALARM]
-        summary.warnings = [*earlier.lost, *planned.warnings, *lint(draft.files, self._read), *alarms]
+        summary.warnings = [*earlier.lost, *planned.warnings, *lint(draft.files, self._read), *_alarms(summary)]
         self._refuse_changing(failed)
         for run in before:
             go_on(self.archive, run, draft.run, plan.tasks)
@@ -364,6 +362,10 @@ class _Attempt:
     def again(self) -> list[str]:
         """Keys of files that changed and can be read again without the loss of one that was read and is gone."""
         return _changing(self.failures) if self.is_all_there else []
+
+
+def _alarms(summary: Summary) -> list[Finding]:
+    return [found for found in summary.warnings if found.reason == ALARM]
 
 
 def _changing(failed: Iterable[Failed]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from operators.errors import DamageError, StoreError
 from pipeline.plan import Finding
-from pipeline.reading import ArchivedFile, range_bytes
+from pipeline.reading import ArchivedFile, range_of
 from pipeline.segments.base import LayoutError
 from pipeline.segments.header import Header
 from pipeline.store import ObjectInfo, SourceStore
@@ -54,7 +54,7 @@ def lint_archived(archive: SourceStore, files: Sequence[ArchivedFile]) -> list[F
     by_key = {file.entry.key: file for file in files}
 
     def read(info: ObjectInfo, offset: int, n_bytes: int) -> bytes:
-        return b"".join(map(bytes, range_bytes(archive, by_key[info.key], offset, offset + n_bytes)))
+        return range_of(archive, by_key[info.key], offset, offset + n_bytes)
 
     return lint([ObjectInfo(key, file.n_bytes, "") for key, file in by_key.items()], read)
 

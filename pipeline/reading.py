@@ -196,6 +196,11 @@ def range_bytes(archive: SourceStore, file: ArchivedFile, begin: int, end: int) 
         yield data[max(begin - row.offset_bytes, 0) : min(end - row.offset_bytes, row.n_bytes)]
 
 
+def range_of(archive: SourceStore, file: ArchivedFile, begin: int, end: int) -> bytes:
+    """Return bytes `begin` to `end` of a file, few enough to be held at once."""
+    return b"".join(map(bytes, range_bytes(archive, file, begin, end)))
+
+
 def read_into(archive: SourceStore, file: ArchivedFile, begin: int, out: NDArray[np.uint8]) -> None:
     """Fill `out` with the bytes of a file from `begin`; a segment that lies in it whole is decoded in its place.
 

@@ -27,7 +27,7 @@ from pipeline.commit import file_entries
 from pipeline.executors import each_attempt
 from pipeline.packs import SAMPLED, WINDOW_BYTES, Place, read_index
 from pipeline.plan import Finding, Part
-from pipeline.reading import ArchivedFile, check_file, range_bytes
+from pipeline.reading import ArchivedFile, check_file, range_of
 from pipeline.rows import Row
 from pipeline.sampling import Fingerprints, sample_files
 from pipeline.segments import layout_of
@@ -163,7 +163,7 @@ class Packs:
             end = row.segment.end_bytes
         file = ArchivedFile(file_entries([ObjectInfo(key, end, "")], rows)[0], tuple(rows))
         try:
-            layout = layout_of(lambda start, n_bytes: _range_of(self._store, file, start, start + n_bytes), key, end)
+            layout = layout_of(lambda start, n_bytes: range_of(self._store, file, start, start + n_bytes), key, end)
         except ArchiveError as error:
             return Finding(key, error.kind, str(error))
         cut = (layout.format, layout.reason, layout.segments)
@@ -196,7 +196,7 @@ class _Decoded:
 
     def get_ranges(self, _info: ObjectInfo, ranges: Sequence[Range], _room: Room | None = None) -> Buffers:
         """See `SourceStore.get_ranges`."""
-        return [memoryview(_range_of(self._store, self._file, start, stop)) for start, stop in ranges]
+        return [memoryview(range_of(self._store, self._file, start, stop)) for start, stop in ranges]
 
 
 def pack_rows(store: SourceStore, pack: Dated) -> list[Row]:
@@ -275,10 +275,6 @@ def _stops(places: Iterable[Place], n_bytes: int) -> Iterator[int]:
 def _told_by(data: memoryview, row: Row) -> Row:
     record = take_record(data)
     return replace(row, digest=record.digest, program=str(record.program), stored_digest=digest_of(data))
-
-
-def _range_of(store: SourceStore, file: ArchivedFile, start: int, stop: int) -> bytes:
-    return b"".join(map(bytes, range_bytes(store, file, start, stop)))
 
 
 def _once(told: Iterable[Told]) -> list[Row]:
