@@ -64,39 +64,45 @@ def check(program: Node, stream: Stream) -> Checked:
         raise FormatError(f"words of {WORD_BITS} bits", str(stream.width_bits))
     if not 0 <= stream.n_bytes <= limits.SEGMENT_BYTES:
         raise LimitError(f"a segment of at most {limits.SEGMENT_BYTES} bytes", str(stream.n_bytes))
-    literals: list[Stream] = []
-    nodes = scratch_bytes = work_words = 0
+    needs = _Needs()
+    needs.visit(program, stream, "", 1)
+    if len(needs.literals) > limits.PROGRAM_LITERALS:
+        raise LimitError(f"at most {limits.PROGRAM_LITERALS} literals", str(len(needs.literals)))
+    most_scratch = 2 * stream.n_bytes + limits.SCRATCH_FIXED_BYTES
+    if needs.scratch_bytes > most_scratch:
+        raise LimitError(f"a program that needs at most {most_scratch} bytes of scratch", str(needs.scratch_bytes))
+    most_work = limits.WORK_FACTOR * stream.n_words + limits.WORK_FIXED_WORDS
+    if needs.work_words > most_work:
+        raise LimitError(f"a program that writes at most {most_work} words", str(needs.work_words))
+    return Checked(tuple(needs.literals), needs.scratch_bytes, needs.work_words)
 
-    def visit(node: Node, produced: Stream, path: str, depth: int) -> None:
-        nonlocal nodes, scratch_bytes, work_words
-        nodes = count_node(nodes, depth)
-        work_words += produced.n_words
-        scratch_bytes += min(produced.n_words, BLOCK_WORDS) * container(produced.width_bits).itemsize
+
+class _Needs:
+    """What the nodes that were visited need together."""
+
+    def __init__(self) -> None:
+        self.literals: list[Stream] = []
+        self.nodes = self.scratch_bytes = self.work_words = 0
+
+    def visit(self, node: Node, produced: Stream, path: str, depth: int) -> None:
+        """Check a node at `path`, and those below it, as a producer of `produced`."""
+        self.nodes = count_node(self.nodes, depth)
+        self.work_words += produced.n_words
+        self.scratch_bytes += min(produced.n_words, BLOCK_WORDS) * container(produced.width_bits).itemsize
         if isinstance(node.op, Literal):
-            literals.append(produced)
+            self.literals.append(produced)
             if node.op.encoding:  # none is chosen yet in a program of the search
                 coder = node.op.coder
                 if isinstance(coder, Conditioned):
                     with _at(f"{path}/{coder.name}"):
                         coder.check(produced)
-                scratch_bytes += coder.scratch_bytes(produced)
+                self.scratch_bytes += coder.scratch_bytes(produced)
             return
         where = f"{path}/{node.op.name}"
         with _at(where):
             children = node.op.children(produced)
         if len(children) != len(node.children):
             raise FormatError(f"{len(children)} children", str(len(node.children)), where)
-        scratch_bytes += node.op.scratch_bytes(produced)
+        self.scratch_bytes += node.op.scratch_bytes(produced)
         for child, child_stream in zip(node.children, children, strict=True):
-            visit(child, child_stream, where, depth + 1)
-
-    visit(program, stream, "", 1)
-    if len(literals) > limits.PROGRAM_LITERALS:
-        raise LimitError(f"at most {limits.PROGRAM_LITERALS} literals", str(len(literals)))
-    most_scratch = 2 * stream.n_bytes + limits.SCRATCH_FIXED_BYTES
-    if scratch_bytes > most_scratch:
-        raise LimitError(f"a program that needs at most {most_scratch} bytes of scratch", str(scratch_bytes))
-    most_work = limits.WORK_FACTOR * stream.n_words + limits.WORK_FIXED_WORDS
-    if work_words > most_work:
-        raise LimitError(f"a program that writes at most {most_work} words", str(work_words))
-    return Checked(tuple(literals), scratch_bytes, work_words)
+            self.visit(child, child_stream, where, depth + 1)

@@ -18,6 +18,7 @@ import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, TypeAlias
 
 from operators import limits
@@ -224,24 +225,23 @@ def take_program(reader: Reader) -> Node:
     UnsupportedError
         An opcode is not known to this reader.
     """
-    nodes = 0
+    return _take(reader, count(), 1)
 
-    def take(depth: int) -> Node:
-        nonlocal nodes
-        nodes = count_node(nodes, depth)
-        where = f"@{reader.position}"
-        code = reader.byte()
-        if code in ENCODINGS:
-            return Node(Literal(ENCODINGS[code].name))
-        if code not in OPERATORS and code not in CONDITIONED:
-            raise UnsupportedError("a known opcode", str(code), where, "read it with a newer version")
-        params = tuple(reader.varint() for _ in range(reader.varint(limits.OPERATOR_PARAMS)))
-        if code in CONDITIONED:
-            return Node(_conditioned(CONDITIONED[code].name, params))
-        op = OPERATORS[code].from_params(params)
-        return Node(op, tuple(take(depth + 1) for _ in range(op.arity)))
 
-    return take(1)
+def _take(reader: Reader, numbers: Iterator[int], depth: int) -> Node:
+    """Read one node and those below it; `numbers` yields how many were read before each."""
+    count_node(next(numbers), depth)
+    where = f"@{reader.position}"
+    code = reader.byte()
+    if code in ENCODINGS:
+        return Node(Literal(ENCODINGS[code].name))
+    if code not in OPERATORS and code not in CONDITIONED:
+        raise UnsupportedError("a known opcode", str(code), where, "read it with a newer version")
+    params = tuple(reader.varint() for _ in range(reader.varint(limits.OPERATOR_PARAMS)))
+    if code in CONDITIONED:
+        return Node(_conditioned(CONDITIONED[code].name, params))
+    op = OPERATORS[code].from_params(params)
+    return Node(op, tuple(_take(reader, numbers, depth + 1) for _ in range(op.arity)))
 
 
 def _conditioned(name: str, params: tuple[int, ...]) -> Literal:

@@ -215,16 +215,16 @@ def open_source(record: Record, books: Books | None = None) -> Source:
         Codebooks that its literals may name.
     """
     streams = check(record.program, record.stream).literals
-    leaves = iter(zip(record.payloads, streams, strict=True))
+    return _open(record.program, record.stream, zip(record.payloads, streams, strict=True), books)
 
-    def open_node(node: Node, stream: Stream) -> Source:
-        if isinstance(node.op, Literal):
-            payload, leaf_stream = next(leaves)
-            coder = node.op.coder
-            if isinstance(coder, Conditioned):
-                return coder.source(payload, leaf_stream, books)
-            return coder.source(payload, leaf_stream)
-        children = node.op.children(stream)
-        return node.op.source([open_node(*pair) for pair in zip(node.children, children, strict=True)], stream)
 
-    return open_node(record.program, record.stream)
+def _open(node: Node, stream: Stream, leaves: Iterator[tuple[memoryview, Stream]], books: Books | None) -> Source:
+    """Return the source of a node; `leaves` yields the payloads of its literals, with their types, in pre-order."""
+    if isinstance(node.op, Literal):
+        payload, leaf_stream = next(leaves)
+        coder = node.op.coder
+        if isinstance(coder, Conditioned):
+            return coder.source(payload, leaf_stream, books)
+        return coder.source(payload, leaf_stream)
+    children = zip(node.children, node.op.children(stream), strict=True)
+    return node.op.source([_open(child, child_stream, leaves, books) for child, child_stream in children], stream)

@@ -6,14 +6,14 @@ Kernels, digests, files and sockets release the interpreter, so that a thread is
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 Item = TypeVar("Item")
 
 
-def ahead(items: Generator[Item]) -> Iterator[Item]:
+def ahead(items: Generator[Item]) -> Generator[Item]:
     """Yield `items`, each made in a thread while the caller works on the one before it.
 
     Parameters

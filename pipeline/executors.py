@@ -71,9 +71,15 @@ def attempt(work: Callable[[Item], Result], item: Item) -> Outcome[Item, Result]
     try:
         return Outcome(item, work(item), None)
     except ArchiveError as error:
-        return Outcome(item, None, error)
+        return Outcome(item, None, without_frames(error))
     except Exception:  # noqa: BLE001 -- a worker goes on after any fault; the text of it reaches the report
         return Outcome(item, None, InternalError("no fault in a worker", traceback.format_exc()))
+
+
+def without_frames(error: ArchiveError) -> ArchiveError:
+    """Return `error` without what it came from: frames hold all memory of the work that failed."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
 
 
 def each_attempt(

@@ -112,7 +112,7 @@ class PackSpool:
         self.digests: dict[int, bytes] = {}
         """Digest of each record that was written, by its offset."""
         self._written_bytes = 0
-        self.before_flush: Callable[[], None] = lambda: None
+        self.before_flush: Callable[[], None] = _nothing
         """Called before what is held is let go; it may add more."""
         self._append(pack_header())
 
@@ -195,9 +195,14 @@ class PackSpool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.before_flush = _nothing  # it has this pack: each would keep the other, and its memory, until a collection
         with contextlib.suppress(OSError):  # in place of the error that tells of it
             self._close()
         self.path.unlink(missing_ok=True)  # it is gone where the store has taken it
+
+
+def _nothing() -> None:
+    pass
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ what is stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
@@ -26,7 +27,7 @@ from operators.words import Bytes, Words, dtype_of, words_of
 from pipeline.ahead import ahead
 from pipeline.carried import LEAST_GAIN_BYTES, Carried, Settled
 from pipeline.commit import adopt_receipt, find_receipt
-from pipeline.executors import may_retry
+from pipeline.executors import may_retry, without_frames
 from pipeline.meters import timed
 from pipeline.packs import PackSpool, pack_index, pack_key
 from pipeline.plan import Part, Task
@@ -318,9 +319,19 @@ class TaskWorker:
             return Receipt(stored, True)
         desk = self._idle.pop() if self._idle else _Desk(self._encoder())
         desk.grow(max((segment.n_bytes for part in task.parts for segment in part.segments), default=0))
+        try:
+            return self._work(task, desk)
+        finally:
+            self._idle.append(desk)
+
+    def _work(self, task: Task, desk: _Desk) -> Receipt:
+        """Store a task; nobody uses its desk any more once this has returned or raised."""
         failures: dict[str, ArchiveError] = {}
-        with PackSpool(self._archive, self._scratch_dir, desk.records) as pack:
-            windows, carried = ahead(self._windows(task, desk.rooms, failures)), Carried()
+        with (
+            PackSpool(self._archive, self._scratch_dir, desk.records) as pack,
+            closing(ahead(self._windows(task, desk.rooms, failures))) as windows,
+        ):
+            carried = Carried()
             rows = self._stored(desk.encoder, pack, windows, task.candidates, carried)
             # A file that failed midway has no rows; what it left in the pack may serve others.
             rows = [row for row in rows if row.file not in failures]
@@ -329,7 +340,6 @@ class TaskWorker:
                 with timed("store"):
                     self._archive.put(pack_key(digest), pack.path)
         alarms = tuple(desk.encoder.alarms)
-        self._idle.append(desk)
         rows = [
             row
             if row.pack is not None
@@ -362,7 +372,7 @@ class TaskWorker:
             except StoreError as error:
                 if may_retry(error):
                     raise
-                failures[part.info.key] = error
+                failures[part.info.key] = without_frames(error)
         if gathered:
             yield gathered
 

@@ -8,7 +8,7 @@ teach where to stop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -100,18 +100,7 @@ def count(evidence: Evidence, search: Search, winner: Template | None) -> None:
     At the holes of the winning program its steps win, as it was pruned on more words than were searched. At
     any other hole the best step wins, if one was better than a literal.
     """
-    wins: dict[int, Edge | None] = {}
-
-    def follow(hole: Hole, template: Template | None) -> None:
-        won = None
-        if template is not None:
-            won = next((edge for edge in hole.edges if edge.name == template.name and edge.step == template.step), None)
-        wins[id(hole)] = won
-        if won is not None and template is not None:
-            for child, below in zip(won.children, template.children, strict=True):
-                follow(child, below)
-
-    follow(search.root, winner)
+    wins = dict(_followed(search.root, winner))
     for hole in search.holes:
         won = wins.get(id(hole), hole.best_edge)
         for edge in hole.edges:
@@ -121,6 +110,17 @@ def count(evidence: Evidence, search: Search, winner: Template | None) -> None:
             evidence.add(hole, edge.name, gain_q10)
         for name in hole.refused:
             evidence.add(hole, name, None)
+
+
+def _followed(hole: Hole, template: Template | None) -> Iterator[tuple[int, Edge | None]]:
+    """Yield the holes on the way of a winning program, each by its identity, with the step that it takes there."""
+    won = None
+    if template is not None:
+        won = next((edge for edge in hole.edges if edge.name == template.name and edge.step == template.step), None)
+    yield id(hole), won
+    if won is not None and template is not None:
+        for child, below in zip(won.children, template.children, strict=True):
+            yield from _followed(child, below)
 
 
 def learn(samples: Iterable[TensorSample], options: SearchOptions, provenance: Iterable[Mapping[str, Any]]) -> Prior:

@@ -60,5 +60,5 @@ def test_one_that_is_left_early_is_closed() -> None:
 
     following = ahead(items())
     assert next(following) == 0
-    following.close()  # type: ignore[attr-defined]
+    following.close()
     assert closed.is_set()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -15,12 +17,13 @@ from numpy.typing import NDArray
 
 from operators import limits
 from operators.books import Book
-from operators.errors import NotFoundError
+from operators.errors import NotFoundError, StoreError
 from operators.program import LIT, Node, parse
 from operators.registry import OPERATORS_BY_NAME
 from operators.run import Encoded, digest_of, encode, execute
 from operators.words import Bytes, Words
 from pipeline import carried, tasks
+from pipeline.executors import attempt
 from pipeline.packs import read_records
 from pipeline.plan import make_plan
 from pipeline.rows import Row
@@ -234,3 +237,50 @@ def test_records_that_do_not_restore_are_replaced_in_the_pack(
     for row, (_, record) in zip(receipt.rows, read_records(archive, receipt.rows), strict=True):
         assert execute(record).tobytes() == parts[row.offset_bytes // 1000]
         assert digest_of(record) == row.stored_digest
+
+
+@pytest.mark.parametrize("n_words", [300, 1 << 18])
+def test_a_task_leaves_no_memory_to_the_collector(n_words: int, tmp_path: Path) -> None:
+    """It looks seldom: what waits for it adds up, record by record."""
+    numbers = np.random.default_rng(1).normal(size=(3, n_words)).astype(np.float32)
+    files = {"a": numbers[0].tobytes(), "b": numbers[1].tobytes(), "gone": bytes(8), "z": numbers[2].tobytes()}
+    source, infos = Rooms(files), [ObjectInfo(key, len(data), "") for key, data in files.items()]
+    layouts = [opaque.layout(info.n_bytes, 1 << 19) for info in infos]
+    tasks_of_all = [make_plan(infos[i : i + 3], layouts[i : i + 3]).tasks[0] for i in range(2)]
+    work = TaskWorker(source, MemoryStore(), "run", new_encoder, str(tmp_path))
+    assert work(tasks_of_all[0]).failures  # what is made once is made now
+    gc.collect()
+    gc.disable()
+    try:
+        assert work(tasks_of_all[1]).failures
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_memory_of_a_task_that_fails_is_used_again(tmp_path: Path) -> None:
+    """Though its error is kept."""
+
+    class Full(MemoryStore):
+        def put(self, key: str, data: bytes | Path) -> None:
+            raise StoreError("room", "none", key)
+
+    made: list[ref[Encoder]] = []
+
+    def counted() -> Encoder:
+        encoder = new_encoder()
+        made.append(ref(encoder))
+        return encoder
+
+    source = Rooms({"a": noise(1, 1000)})
+    [task] = make_plan(source.list(), [opaque.layout(1000, 1000)]).tasks
+    work = TaskWorker(source, Full(), "run", counted, str(tmp_path))
+    gc.disable()
+    try:
+        outcomes = [attempt(work, task) for _ in range(3)]
+        assert len(made) == 1
+        del work
+        assert made[0]() is None
+    finally:
+        gc.enable()
+    assert [isinstance(outcome.error, StoreError) for outcome in outcomes] == [True] * 3
