@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from blake3 import blake3
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from operators.errors import (
     ArchiveError,
-    ArchiveNotFoundError,
     ChangedError,
     ConflictError,
     DamageError,
@@ -26,143 +22,44 @@ from operators.errors import (
     FormatError,
     NotFoundError,
     StoreError,
-    UnsupportedError,
-    UsageError,
 )
 from pipeline import archive
 from pipeline import commit as commit_module
 from pipeline.archive import (
     checkpoints,
     create_archive,
-    escape,
     find_snapshot,
-    load_manifest,
     load_snapshot,
-    manifest_key,
-    open_archive,
     plan_key,
     put_once,
     receipt_key,
     snapshot_key,
 )
 from pipeline.canonical import digest_of_json
-from pipeline.commit import (
-    Draft,
-    adopt_plan,
-    adopt_prior,
-    adopt_receipt,
-    commit,
-    find_base,
-    find_receipt,
-    find_receipts,
-    is_unchanged,
-)
+from pipeline.commit import Draft, adopt_plan, commit, find_base, find_receipt, find_receipts, is_unchanged
 from pipeline.packs import pack_key
-from pipeline.parquet import from_parquet, to_parquet
-from pipeline.plan import Finding, Plan, Task, make_plan
+from pipeline.parquet import to_parquet
+from pipeline.plan import Finding, make_plan
 from pipeline.rows import Row
 from pipeline.segments import layout_of
-from pipeline.snapshots import Snapshot, from_json
-from pipeline.store import ObjectInfo, Store
+from pipeline.snapshots import Snapshot
+from pipeline.store import ObjectInfo
 from tests import cases
 from tests.invariants import publish_before_manifest
 from tests.memory_store import FaultyStore, Killed, MemoryStore, at_every_call, kill
-from tests.strategies import damage
-
-RECIPE = digest_of_json("a recipe")
-OTHER_RECIPE = digest_of_json("another")
-LATER = "2026-01-02T00:00:00Z"
-TASK_BYTES = 6000
-
-
-def source() -> MemoryStore:
-    tensors: list[cases.Entry] = [("w", "BF16", [40, 100], cases.bf16(1, 4000)), ("b", "F32", [3], bytes(12))]
-    return MemoryStore(
-        {
-            "config.json": b'{"a": 1}',
-            "empty.txt": b"",
-            "model.safetensors": cases.safetensors(tensors),
-            "original/model.bin": cases.noise(1, 5000),
-        }
-    )
-
-
-def plan_of(store: MemoryStore) -> Plan:
-    files = store.list()
-
-    def read(info: ObjectInfo) -> Callable[[int, int], bytes]:
-        return lambda start, count: bytes(store.get_ranges(info, [(start, start + count)])[0])
-
-    layouts = [layout_of(read(info), info.key, info.n_bytes, 4096) for info in files]
-    return make_plan(files, layouts, TASK_BYTES)
-
-
-def work(archived: Store, origin: MemoryStore, run: str, task: Task) -> Sequence[Row]:
-    """What a worker does, with records that are the bytes themselves."""
-    stored = find_receipt(archived, run, task)
-    if stored is not None:
-        return stored
-    pack, rows = b"", []
-    for part in task.parts:
-        for row in part.rows(task.ordinal):
-            data = bytes(origin.get_ranges(part.info, [(row.offset_bytes, row.offset_bytes + row.n_bytes)])[0])
-            digest = blake3(data).digest()
-            place: dict[str, Any] = {
-                "digest": digest,
-                "stored_digest": digest,
-                "stored_bytes": len(data),
-                "pack_offset": len(pack),
-            }
-            rows.append(replace(row, program="raw", **place))
-            pack += data
-    digest = blake3(pack).digest()
-    archived.put(pack_key(digest), pack)
-    return adopt_receipt(archived, run, task, [replace(row, pack=digest, pack_bytes=len(pack)) for row in rows])
-
-
-def drive(archived: Store, origin: MemoryStore, recipe: str = RECIPE, time: str = "2026-01-01T00:00:00Z") -> Snapshot:
-    """One run, as the driver does it."""
-    create_archive(archived)
-    files = origin.list()
-    base = find_base(archived, "model")
-    if base.snapshot is not None and is_unchanged(base, files, recipe):
-        return base.snapshot
-    draft = Draft("model", base.seq, recipe, tuple(files), (), "1")
-    plan = adopt_plan(archived, draft.run, plan_of(origin), files)
-    adopt_prior(archived, draft.run, b"prior")
-    done = find_receipts(archived, draft.run, plan.tasks)
-    rows = [row for task in plan.tasks for row in done.get(task.ordinal) or work(archived, origin, draft.run, task)]
-    return commit(archived, draft, rows, origin.list, time)
-
-
-def check(archived: MemoryStore, origin: MemoryStore) -> int:
-    """Check every invariant of a store at rest, and return the number of snapshots."""
-    for key, data in archived.objects.items():
-        kind, _, name = key.partition("/")
-        if kind == "packs":
-            assert name == f"{blake3(data).hexdigest()[:2]}/{blake3(data).hexdigest()}"
-        elif kind == "manifests":
-            assert name == f"{blake3(data).hexdigest()}.parquet"
-        elif "/receipts/" in key:
-            assert all(pack_key(row.pack or b"") in archived.objects for row in from_parquet(data))
-    count = 0
-    for checkpoint, numbers in checkpoints(archived).items():
-        assert numbers == list(range(1, len(numbers) + 1))
-        for seq in numbers:
-            snapshot = load_snapshot(archived, checkpoint, seq)
-            assert restore(archived, snapshot) == origin.objects
-            count += 1
-    assert not {verb for verb, _ in origin.log} - {"list", "get_ranges"}
-    return count
-
-
-def restore(archived: MemoryStore, snapshot: Snapshot) -> dict[str, bytes]:
-    files = {entry.key: b"" for entry in snapshot.files}
-    for row in load_manifest(archived, snapshot):
-        assert row.pack is not None
-        assert row.pack_offset is not None
-        files[row.file] += archived.objects[pack_key(row.pack)][row.pack_offset : row.pack_offset + row.n_bytes]
-    return files
+from tests.pipeline.runs import (
+    LATER,
+    OTHER_RECIPE,
+    RECIPE,
+    SteppedStore,
+    Turns,
+    check,
+    drive,
+    plan_of,
+    restore,
+    source,
+    work,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -411,38 +308,6 @@ def test_another_run_that_commits_first_is_a_conflict_and_the_rerun_goes_on_top(
     assert conflicts > 20
 
 
-class Turns:
-    """Lets one of several threads run at a time; which, is drawn at every call of a store."""
-
-    def __init__(self, seed: int, count: int) -> None:
-        self._random = random.Random(seed)
-        self._alive = list(range(count))
-        self._current = 0
-        self._changed = threading.Condition()
-
-    def pass_on(self, me: int, *, leave: bool = False) -> None:
-        with self._changed:
-            if leave:
-                self._alive.remove(me)
-            if self._alive:
-                self._current = self._random.choice(self._alive)
-            self._changed.notify_all()
-            if not leave:
-                assert self._changed.wait_for(lambda: self._current == me, timeout=30)
-
-
-class SteppedStore(MemoryStore):
-    """A view of shared objects whose every call waits for its turn."""
-
-    def __init__(self, objects: dict[str, bytes], turns: Turns, me: int) -> None:
-        super().__init__(objects)
-        self.turns, self.me = turns, me
-
-    def _called(self, verb: str, key: str) -> None:
-        self.turns.pass_on(self.me)
-        super()._called(verb, key)
-
-
 def race(store: SteppedStore, recipe: str, outcomes: list[Snapshot | ConflictError]) -> None:
     """One of several drivers: waits for its first turn, and gives way when it is done."""
     store.turns.pass_on(store.me)
@@ -594,211 +459,6 @@ def test_an_adopted_plan_is_the_stored_one_and_names_what_it_leaves_out() -> Non
     assert [finding.key for finding in adopted.failures] == ["original/model.bin"]
     assert adopted.files == tuple(files[:3])
     assert adopt_plan(MemoryStore(), "run", ours, files) is ours
-
-
-# -- names and reading --------------------------------------------------------------------------
-
-
-@given(st.text(min_size=1, max_size=12))
-def test_names_of_checkpoints_are_one_part_of_a_key_and_come_back(name: str) -> None:
-    escaped = escape(name)
-    assert set(escaped) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-%")
-    assert not escaped.startswith(".")
-    assert list(checkpoints(MemoryStore({f"snapshots/{escaped}/00000001.json": b""}))) == [name]
-
-
-def test_objects_that_no_writer_put_among_the_snapshots_are_passed_over() -> None:
-    strays = ["", ".DS_Store", "00000001.json", "model/", "model/.DS_Store", "model/a/00000001.json", "/00000001.json"]
-    others = ["a b", "%41", "%2f", "\u00e9", ".hidden", "x" * 201, "\ud800"]  # no escaped form of a name
-    keys = [f"snapshots/{key}" for key in [*strays, *(f"{name}/00000001.json" for name in others)]]
-    archived = MemoryStore(dict.fromkeys([*keys, snapshot_key("model", 2)], b""))
-    assert checkpoints(archived) == {"model": [2]}
-
-
-@pytest.mark.parametrize("name", ["", "x" * 201, "é" * 100])
-def test_names_that_no_key_holds_are_refused(name: str) -> None:
-    with pytest.raises(UsageError):
-        escape(name)
-
-
-def test_snapshots_are_found_by_name() -> None:
-    archived, origin = MemoryStore(), source()
-    with pytest.raises(ArchiveNotFoundError) as caught:
-        find_snapshot(archived)
-    assert caught.value.exit_code == 10
-    create_archive(archived)
-    with pytest.raises(ArchiveNotFoundError):
-        find_snapshot(archived)
-    drive(archived, origin)
-    second = drive(archived, origin, OTHER_RECIPE)
-    assert find_snapshot(archived) == second
-    assert find_snapshot(archived, "model/1").seq == 1
-    for name in ("other", "model/3", "model/x", "other/1"):
-        with pytest.raises(ArchiveNotFoundError):
-            find_snapshot(archived, name)
-    archived.objects[snapshot_key("a/b", 7)] = b""
-    with pytest.raises(UsageError, match="several"):
-        find_snapshot(archived)
-    assert checkpoints(archived) == {"a/b": [7], "model": [1, 2]}
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"brevis archive, layout 1\n", UnsupportedError),
-        (b"brevis archive, layout 00\n", FormatError),
-        (b"something else", FormatError),
-        (b"", FormatError),
-    ],
-)
-def test_other_formats_are_refused(data: bytes, expected: type[ArchiveError]) -> None:
-    with pytest.raises(expected):
-        open_archive(MemoryStore({"FORMAT": data}))
-    with pytest.raises(expected):
-        create_archive(MemoryStore({"FORMAT": data}))
-
-
-def test_a_store_that_lets_anybody_overwrite_is_refused_unless_promised_to_one() -> None:
-    store = MemoryStore(create_only=False)
-    with pytest.raises(UsageError, match="create-only"):
-        create_archive(store)
-    create_archive(store, single_writer=True)
-    open_archive(store)
-
-
-def edited(data: bytes, **changes: Any) -> bytes:
-    """Return a snapshot with other fields, and the digest that fits them."""
-    content = {**json.loads(data), **changes}
-    content = {name: value for name, value in content.items() if value is not ... and name != "digest"}
-    digest = blake3(_spelled(content)).hexdigest()
-    return _spelled({**content, "digest": digest}) + b"\n"
-
-
-def _spelled(content: dict[str, Any]) -> bytes:
-    """As canonical JSON, but for any value."""
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-
-
-@pytest.fixture(scope="module")
-def committed() -> tuple[MemoryStore, str]:
-    archived = MemoryStore()
-    drive(archived, source())
-    return archived, snapshot_key("model", 1)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"layout_version": 1}, UnsupportedError),
-        ({"features": ["books"]}, UnsupportedError),
-        ({"features": "books"}, FormatError),
-        ({"layout_version": True}, FormatError),
-        ({"layout_version": ...}, FormatError),
-        ({"seq": -1}, FormatError),
-        ({"seq": "1"}, FormatError),
-        ({"seq": 1 << 64}, FormatError),
-        ({"run": "x"}, FormatError),
-        ({"manifest": "../" + "0" * 61}, FormatError),
-        ({"files": {}}, FormatError),
-        ({"files": [[]]}, FormatError),
-        ({"files": ["a"]}, FormatError),
-        ({"files": [["a", 1, "tag", None, "opaque", None, "digest"]]}, FormatError),
-        ({"files": [["a", 1.5, "tag", None, "opaque", None, "0" * 64]]}, FormatError),
-        ({"failures": [{"key": 1, "reason": "", "detail": ""}]}, FormatError),
-        ({"totals": {}}, FormatError),
-        ({"totals": {"files": 1, "more": 1}}, FormatError),
-        ({"extra": 1}, FormatError),
-        ({"time": None}, FormatError),
-        ({"content": ...}, FormatError),
-    ],
-)
-def test_snapshots_of_another_kind_are_refused(
-    committed: tuple[MemoryStore, str], changes: dict[str, Any], expected: type[ArchiveError]
-) -> None:
-    archived, key = committed
-    with pytest.raises(expected):
-        from_json(edited(archived.objects[key], **changes), key)
-
-
-@pytest.mark.parametrize("depth", [8, 900, 992, 1100])
-@pytest.mark.parametrize("field", ["features", "layout_version", "extra"])
-def test_a_deeply_nested_snapshot_is_refused(committed: tuple[MemoryStore, str], field: str, depth: int) -> None:
-    archived, key = committed
-    nested = b',"' + field.encode() + b'":' + b"[" * depth + b"]" * depth + b"}\n"
-    with pytest.raises(FormatError, match=r"depth|as JSON"):
-        from_json(archived.objects[key].removesuffix(b"}\n") + nested, key)
-
-
-@pytest.mark.parametrize(
-    "spell",
-    [
-        lambda data: b" " + data,
-        lambda data: data[:-1],
-        lambda data: data.replace(b'"seq":1', b'"seq": 1'),
-        lambda _: b"[" * 100_000,
-        lambda _: b"[]",
-        lambda _: b"\xff",
-        lambda data: data.replace(b'"seq":1', b'"seq":1.0'),
-        lambda data: data.replace(b'"seq":1', b'"seq":1,"seq":1'),
-    ],
-)
-def test_other_spellings_of_a_snapshot_are_refused(
-    committed: tuple[MemoryStore, str], spell: Callable[[bytes], bytes]
-) -> None:
-    archived, key = committed
-    with pytest.raises(FormatError):
-        from_json(spell(archived.objects[key]), key)
-
-
-def test_every_flip_and_every_cut_of_a_snapshot_is_noticed(committed: tuple[MemoryStore, str]) -> None:
-    archived, key = committed
-    data = archived.objects[key]
-    for position in range(len(data)):
-        for bit in range(8):
-            damaged = data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :]
-            with pytest.raises((FormatError, UnsupportedError)):
-                from_json(damaged, key)
-        with pytest.raises(FormatError):
-            from_json(data[:position], key)
-
-
-@given(st.data())
-def test_damage_of_a_manifest_is_noticed(data: st.DataObject) -> None:
-    archived = MemoryStore()
-    snapshot = drive(archived, source())
-    key = manifest_key(snapshot.manifest)
-    archived.objects[key] = data.draw(damage(archived.objects[key]))
-    with pytest.raises(DamageError):
-        load_manifest(archived, snapshot)
-
-
-def test_a_snapshot_of_another_place_is_refused() -> None:
-    archived = MemoryStore()
-    drive(archived, source())
-    archived.objects[snapshot_key("model", 2)] = archived.objects[snapshot_key("model", 1)]
-    with pytest.raises(FormatError, match="copied"):
-        find_snapshot(archived, "model/2")
-    archived.objects[snapshot_key("twin", 1)] = archived.objects[snapshot_key("model", 1)]
-    with pytest.raises(FormatError, match="copied"):
-        find_snapshot(archived, "twin")
-
-
-def test_a_damaged_newest_snapshot_is_told_and_gone_on_from() -> None:
-    archived, origin = MemoryStore(), source()
-    drive(archived, origin)
-    archived.objects[snapshot_key("model", 1)] = b"{}"
-    base = find_base(archived, "model")
-    assert (base.seq, base.snapshot) == (1, None)
-    assert isinstance(base.fault, DamageError)
-    assert drive(archived, origin).name == "model/2"
-
-
-def test_missing_manifests_are_named() -> None:
-    archived = MemoryStore()
-    snapshot = drive(archived, source())
-    del archived.objects[manifest_key(snapshot.manifest)]
-    with pytest.raises(NotFoundError, match="manifests/"):
-        load_manifest(archived, snapshot)
 
 
 def test_receipts_are_found_under_another_plan() -> None:

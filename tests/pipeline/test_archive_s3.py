@@ -14,7 +14,7 @@ from pipeline.packs import pack_key
 from pipeline.snapshots import Snapshot
 from pipeline.store_s3 import S3Store
 from tests.faultproxy import Fault, fault_proxy
-from tests.pipeline.test_archive import OTHER_RECIPE, RECIPE, drive, source
+from tests.pipeline.runs import OTHER_RECIPE, RECIPE, drive, source
 from tests.radosgw import SERVERS, running
 from tests.s3server import S3Server
 

@@ -27,7 +27,7 @@ from synth.prior import Prior
 from tests import checkpoints
 from tests.cases import safetensors
 from tests.memory_store import MemoryStore
-from tests.pipeline.test_jobs import Capture, Ran, files_of, objects_of, write
+from tests.pipeline.commands import Capture, Ran, files_of, objects_of, write
 
 BOOKS = [Book(8, first, b"\2\2\2", 2) for first in range(4)]
 BOOK_BYTES = len(BOOKS[0].to_bytes())

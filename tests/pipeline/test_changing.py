@@ -13,7 +13,7 @@ from pipeline.store import ObjectInfo
 from pipeline.store_local import LocalSource, LocalStore
 from tests.cases import bf16, noise, safetensors
 from tests.invariants import Watched
-from tests.pipeline.test_jobs import Capture, Patch, Ran, objects_of, write
+from tests.pipeline.commands import Capture, Patch, Ran, objects_of, write
 
 PLAIN = ("--workers", "1", "--set", "synth.prior=uniform", "--set", "synth.budget=0", "--set", "retries=0")
 CHANGED = "w.safetensors"

@@ -15,7 +15,7 @@ from operators.errors import UsageError
 from pipeline import tasks
 from pipeline.checkpoints import Found, find_checkpoints, why_unfinished
 from tests.cases import bf16, safetensors
-from tests.pipeline.test_jobs import QUICK, Capture, Patch, Ran, files_of, write
+from tests.pipeline.commands import QUICK, Capture, Patch, Ran, files_of, write
 
 WEIGHTS = safetensors([("w", "BF16", [20, 100], bf16(1, 2000))])
 KEYS = ("a/step-1/w", "a/step-1/x/y", "a/step-10/w", "b/step-1/w", "b/other/w", "top", "step-1/w")

@@ -28,7 +28,7 @@ from pipeline.store_local import LocalStore
 from tests import cases
 from tests.invariants import Watched, publish_before_manifest
 from tests.memory_store import FaultyStore, Killed, MemoryStore, at_every_call, kill, reach
-from tests.pipeline.test_jobs import Capture, Patch, Ran
+from tests.pipeline.commands import Capture, Patch, Ran
 
 SETTINGS = ("tasks_in_flight=1", "task_bytes=6000", "retries=0", "synth.prior=uniform", "synth.budget=0")
 PLAIN = ("--workers", "1", *(word for setting in SETTINGS for word in ("--set", setting)))

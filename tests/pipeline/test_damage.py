@@ -24,7 +24,7 @@ from pipeline.snapshots import Snapshot
 from pipeline.store import Data
 from tests import cases
 from tests.memory_store import MemoryStore, reach
-from tests.pipeline.test_jobs import Capture, Patch, Ran
+from tests.pipeline.commands import Capture, Patch, Ran
 
 SETTINGS = ("tasks_in_flight=1", "task_bytes=12000", "synth.prior=shipped", "synth.budget=4")
 SHARED = cases.bf16(1, 3000)

@@ -27,7 +27,7 @@ from pipeline.store import Buffers, ObjectInfo, Room, coalesce
 from tests.cases import bf16, noise, safetensors
 from tests.invariants import Watched
 from tests.memory_store import FaultyStore, Killed, MemoryStore, kill, reach
-from tests.pipeline.test_jobs import QUICK, Capture, Patch, Ran, files_of, objects_of, write
+from tests.pipeline.commands import QUICK, Capture, Patch, Ran, files_of, objects_of, write
 
 PLAIN = ("--workers", "1", "--set", "synth.prior=uniform", "--set", "synth.budget=0", "--set", "task_bytes=64KiB")
 SMALL = {"REQUEST_WORTH_BYTES": 40_000, "STRETCH_BYTES": 30_000, "DENSE_STRETCH_BYTES": 60_000, "DENSE_BYTES": 60_000}

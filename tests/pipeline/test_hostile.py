@@ -32,7 +32,7 @@ from pipeline.rows import Row
 from pipeline.segments.header import RANK_MAX
 from tests.forge import ROW, archive, objects_at, record, sound
 from tests.memory_store import MemoryStore
-from tests.pipeline.test_jobs import files_of
+from tests.pipeline.commands import files_of
 
 MEMORY_BYTES = 1 << 30
 CPU_SECONDS = 20

@@ -24,41 +24,9 @@ from pipeline.reading import archived_files, range_bytes
 from pipeline.report import Report
 from pipeline.store import open_store
 from tests.cases import CASES, bf16, noise, safetensors
+from tests.pipeline.commands import QUICK, Capture, Patch, Ran, files_of, objects_of, write
 
 ROOT = Path(__file__).parents[2]
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
-QUICK = ("--workers", "1", "--set", "synth.budget=8", "--set", "synth.prior=shipped")
-
-
-class Ran:
-    """Exit code and JSON of a command."""
-
-    def __init__(self, capsys: Capture, *arguments: object) -> None:
-        capsys.readouterr()
-        words = [*map(str, arguments), "--json", "--no-progress"]
-        # One process unless a test is about more: starting a pool takes longer than most of the work here.
-        self.code = main(words if "--workers" in words else [*words, "--workers", "1"])
-        captured = capsys.readouterr()
-        self.json: dict[str, Any] = json.loads(captured.out)
-        self.err = captured.err
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def objects_of(archive: Path, *parts: str) -> list[Path]:
-    return [path for part in parts for path in sorted((archive / part).rglob("*")) if path.is_file()]
-
-
-def write(folder: Path, files: dict[str, bytes]) -> Path:
-    for key, data in files.items():
-        path = folder / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    return folder
-
 
 SMALL = {
     "model.safetensors": safetensors(

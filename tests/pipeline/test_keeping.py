@@ -23,7 +23,7 @@ from pipeline.retention import Policy, decide_kept, expire, read_kept, revive
 from pipeline.snapshots import inventory_digest
 from tests.cases import noise
 from tests.memory_store import Killed, MemoryStore
-from tests.pipeline.test_archive import drive, restore
+from tests.pipeline.runs import drive, restore
 
 FLOOR_HOURS, WAIT_HOURS = 72, 24
 

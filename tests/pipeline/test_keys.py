@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.store_s3 import S3Store
-from tests.pipeline.test_jobs import Capture, Ran, files_of
+from tests.pipeline.commands import Capture, Ran, files_of
 from tests.s3server import S3Server, s3_server
 
 PLAIN = ("--workers", "1", "--set", "synth.prior=uniform", "--set", "synth.budget=0")

@@ -22,7 +22,7 @@ from pipeline.archive import checkpoints
 from pipeline.store_local import LocalStore
 from tests.cases import bf16, noise, safetensors
 from tests.invariants import Watched
-from tests.pipeline.test_jobs import Capture, Ran, objects_of, write
+from tests.pipeline.commands import Capture, Ran, objects_of, write
 from tests.processes import ROOT, tree
 
 OPTIONS = ("--set", "task_bytes=60000", "--set", "synth.prior=uniform", "--set", "synth.budget=4")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases import noise
-from tests.pipeline.test_jobs import QUICK, Capture, Patch, Ran, files_of, write
+from tests.pipeline.commands import QUICK, Capture, Patch, Ran, files_of, write
 
 
 @pytest.fixture

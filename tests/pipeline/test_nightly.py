@@ -12,7 +12,7 @@ from pipeline import driver, planning, tasks
 from pipeline.segments import layout_of
 from tests.cases import bf16, index_of, noise, safetensors
 from tests.memory_store import Killed
-from tests.pipeline.test_jobs import QUICK, Capture, Patch, Ran, files_of, objects_of, write
+from tests.pipeline.commands import QUICK, Capture, Patch, Ran, files_of, objects_of, write
 
 SMALL_TASKS = (*QUICK, "--set", "task_bytes=64KiB")
 

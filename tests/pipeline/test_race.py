@@ -16,9 +16,9 @@ from pipeline import archive, tasks
 from pipeline.cli import main
 from tests.invariants import Watched
 from tests.memory_store import MemoryStore, reach
-from tests.pipeline.test_archive import SteppedStore, Turns
+from tests.pipeline.commands import Patch
+from tests.pipeline.runs import SteppedStore, Turns
 from tests.pipeline.test_crash import PLAIN, source
-from tests.pipeline.test_jobs import Patch
 
 SAME, OTHER = (), ("--set", "synth.depth=2")
 """A recipe, and one that makes another run of the same source."""

@@ -22,7 +22,7 @@ from pipeline.store import Dated, open_source
 from tests import forge
 from tests.cases import bf16, noise, safetensors
 from tests.memory_store import MemoryStore
-from tests.pipeline.test_jobs import QUICK, Capture, Patch, Ran, files_of, objects_of, write
+from tests.pipeline.commands import QUICK, Capture, Patch, Ran, files_of, objects_of, write
 
 SMALL_TASKS = (*QUICK, "--set", "task_bytes=64KiB")
 FILES = {

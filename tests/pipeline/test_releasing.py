@@ -21,7 +21,7 @@ from pipeline.store_local import LocalStore
 from pipeline.store_s3 import S3Store
 from tests.cases import bf16, noise, safetensors
 from tests.memory_store import Killed
-from tests.pipeline.test_jobs import QUICK, Capture, Patch, Ran, files_of, objects_of, write
+from tests.pipeline.commands import QUICK, Capture, Patch, Ran, files_of, objects_of, write
 from tests.s3server import S3Server, s3_server
 
 FILES = {

@@ -29,7 +29,7 @@ from pipeline.snapshots import FileEntry
 from pipeline.store import Store, open_source, open_store
 from pipeline.store_local import LocalStore
 from tests.cases import bf16, safetensors
-from tests.pipeline.test_jobs import QUICK, Capture, Patch, Ran, files_of, write
+from tests.pipeline.commands import QUICK, Capture, Patch, Ran, files_of, write
 from tests.processes import ROOT
 from tests.s3server import S3Server, s3_server
 

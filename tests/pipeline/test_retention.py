@@ -18,8 +18,8 @@ from pipeline.garbage import collect
 from pipeline.retention import Kept, Policy, decide_kept
 from pipeline.store_s3 import PART_BYTES, S3Store
 from tests.cases import noise
-from tests.pipeline.test_archive import drive
-from tests.pipeline.test_jobs import QUICK, Capture, Ran, files_of, objects_of, write
+from tests.pipeline.commands import QUICK, Capture, Ran, files_of, objects_of, write
+from tests.pipeline.runs import drive
 from tests.pipeline.test_keeping import origin
 from tests.s3server import s3_server
 

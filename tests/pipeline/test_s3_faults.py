@@ -23,7 +23,7 @@ from pipeline.store_s3 import S3Source, S3Store
 from tests.cases import bf16, noise, safetensors
 from tests.faultproxy import ALWAYS, Fault, Proxy, fault_proxy
 from tests.invariants import Watched
-from tests.pipeline.test_jobs import Capture, Patch, Ran, files_of
+from tests.pipeline.commands import Capture, Patch, Ran, files_of
 from tests.radosgw import SERVERS, running
 from tests.s3server import S3Server
 

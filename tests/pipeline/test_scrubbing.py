@@ -15,7 +15,7 @@ from pipeline.archive import find_snapshot, load_manifest
 from pipeline.packs import pack_key
 from pipeline.store import open_source
 from tests.cases import bf16, noise, safetensors
-from tests.pipeline.test_jobs import QUICK, Capture, Patch, Ran, objects_of, write
+from tests.pipeline.commands import QUICK, Capture, Patch, Ran, objects_of, write
 
 SMALL_TASKS = (*QUICK, "--set", "task_bytes=64KiB")
 FILES = {

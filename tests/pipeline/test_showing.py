@@ -14,7 +14,7 @@ from pipeline.cli import main
 from pipeline.progress import Progress
 from tests import cases
 from tests.cases import bf16, noise, safetensors
-from tests.pipeline.test_jobs import QUICK, Capture, Patch, Ran, files_of, objects_of, write
+from tests.pipeline.commands import QUICK, Capture, Patch, Ran, files_of, objects_of, write
 
 WEIGHTS = safetensors([("w", "BF16", [20, 100], bf16(1, 2000))], {"config": '{"layers":\n [1]}', "thumb": "/9j" * 3000})
 SHARD = "model-00001-of-00002.safetensors"

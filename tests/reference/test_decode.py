@@ -17,7 +17,7 @@ from operators.run import encode
 from operators.words import words_of
 from tests import cases
 from tests.golden.make import Line, encode_line, read
-from tests.pipeline.test_jobs import Capture, Ran, files_of, objects_of, write
+from tests.pipeline.commands import Capture, Ran, files_of, objects_of, write
 from tests.reference import bits, decode, records, tiles
 from tests.strategies import BOOKS, Case, conditions
 
