@@ -106,6 +106,11 @@ def prior_key(run: str) -> str:
     return f"runs/{run}/prior"
 
 
+def headers_key(run: str) -> str:
+    """Return the key of what the source keeps beside the bytes of the files of a run."""
+    return f"runs/{run}/headers"
+
+
 def receipt_key(run: str, task: str) -> str:
     """Return the key of the receipt of the task with this id."""
     return f"runs/{run}/receipts/{task}"

@@ -7,8 +7,8 @@ create-only, and the next run takes it up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from blake3 import blake3
 
@@ -26,6 +26,7 @@ from pipeline.archive import (
     SNAPSHOT_BYTES_MAX,
     check_tiles,
     each,
+    headers_key,
     load_snapshot,
     manifest_key,
     missing_packs,
@@ -44,8 +45,16 @@ from pipeline.parquet import content_digest, from_parquet, to_parquet
 from pipeline.plan import Finding, Plan, Task, adopt
 from pipeline.rows import SEGMENT_COLUMNS, Row, Rows
 from pipeline.segments import Segment, layout_of
-from pipeline.snapshots import FileEntry, Snapshot, Totals, from_json, inventory_digest
-from pipeline.store import ObjectInfo, SourceStore, Store, key_order
+from pipeline.snapshots import (
+    FileEntry,
+    Snapshot,
+    Totals,
+    from_json,
+    headers_from_json,
+    headers_to_json,
+    inventory_digest,
+)
+from pipeline.store import Headers, ObjectInfo, SourceStore, Store, key_order
 
 PRIOR_BYTES_MAX = 64 << 20
 UNCHANGED = "unchanged"
@@ -135,6 +144,23 @@ def find_plan(store: SourceStore, run: str, inventory: Sequence[ObjectInfo]) -> 
         return adopt(inventory, _evidence(store.get(plan_key(run), max_bytes=ROWS_BYTES_MAX), plan_key(run)))
     except NotFoundError:
         return None
+
+
+def adopt_headers(store: Store, run: str, headers: Mapping[str, Headers]) -> Mapping[str, Headers]:
+    """Store the headers of the files of a run before its plan, or return those that another driver of it has stored."""
+    if not headers:
+        return headers
+    key = headers_key(run)
+    return headers_from_json(put_once(store, key, headers_to_json(headers), ROWS_BYTES_MAX), key)
+
+
+def find_headers(store: SourceStore, run: str) -> Mapping[str, Headers]:
+    """Return the headers that a run has stored, by key of the file; none where it found none."""
+    key = headers_key(run)
+    try:
+        return headers_from_json(store.get(key, max_bytes=ROWS_BYTES_MAX), key)
+    except NotFoundError:
+        return {}
 
 
 def adopt_rows(store: Store, run: str, rows: Sequence[Row]) -> None:
@@ -238,6 +264,8 @@ class Draft:
     apart : tuple of str
         What sets this attempt apart from others of the same base: the run that it goes on from, objects that are gone
         or cannot be read, options.
+    headers : mapping of str to Headers
+        By key, of the objects of which the source keeps some.
     """
 
     checkpoint: str
@@ -247,6 +275,7 @@ class Draft:
     failures: tuple[Finding, ...]
     writer: str
     apart: tuple[str, ...] = ()
+    headers: Mapping[str, Headers] = field(default_factory=dict)
 
     @property
     def run(self) -> str:
@@ -312,7 +341,7 @@ def commit(
         manifest=blake3(manifest).hexdigest(),
         manifest_bytes=len(manifest),
         content=content_digest(ordered),
-        files=tuple(file_entries(files, ordered)),
+        files=tuple(file_entries(files, ordered, draft.headers)),
         failures=draft.failures,
         totals=Totals(
             files=len(files),
@@ -337,8 +366,10 @@ def to_manifest(rows: Iterable[Row]) -> bytes:
     return to_parquet(Rows.of(rows).with_task(0))
 
 
-def file_entries(files: Iterable[ObjectInfo], rows: Iterable[Row]) -> list[FileEntry]:
-    """Return the entries of a snapshot for `files`, both in the order of keys."""
+def file_entries(
+    files: Iterable[ObjectInfo], rows: Iterable[Row], headers: Mapping[str, Headers] | None = None
+) -> list[FileEntry]:
+    """Return the entries of a snapshot for `files`, both in the order of keys; `headers` are by key."""
     by_file = {key: group for (key,), group in Rows.of(rows).by("file")}
     entries = []
     for info in sorted(files, key=key_order):
@@ -353,7 +384,9 @@ def file_entries(files: Iterable[ObjectInfo], rows: Iterable[Row]) -> list[FileE
         else:
             empty = layout_of(lambda *_: b"", info.key, 0)
             kind, reason = empty.format, empty.reason
-        entries.append(FileEntry(info.key, info.n_bytes, info.etag, info.version, kind, reason, digest.hexdigest()))
+        told = (headers or {}).get(info.key, ())
+        generation = info.key, info.n_bytes, info.etag, info.version
+        entries.append(FileEntry(*generation, kind, reason, digest.hexdigest(), told))
     return entries
 
 

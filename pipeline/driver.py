@@ -48,7 +48,7 @@ from pipeline.progress import Progress
 from pipeline.retention import add_tags
 from pipeline.rows import Rows
 from pipeline.snapshots import Snapshot, package_version, time_text
-from pipeline.store import ObjectInfo, SourceStore, Store, folder_url, open_source, open_store
+from pipeline.store import TAG_COUNT, Headers, ObjectInfo, SourceStore, Store, folder_url, open_source, open_store
 from pipeline.summary import Failed, Summary, stored_bytes_of
 from pipeline.tasks import ArchiveJob
 from pipeline.verify import VerifyJob, damaged_packs
@@ -171,7 +171,8 @@ class ArchiveRun:
             Finding(failure.key, failure.reason, failure.message)
             for failure in sorted(summary.failures, key=lambda failure: failure.key)
         )
-        if unchanged is not None and not findings and earlier.holds(rows):
+        same = unchanged is not None and _headers_of(unchanged) == draft.headers
+        if unchanged is not None and same and not findings and earlier.holds(rows):
             return self._up_to_date(summary, unchanged, files, started)
         draft = replace(draft, failures=findings)
         if not draft.files:
@@ -202,6 +203,7 @@ class ArchiveRun:
         planned = plan_run(self.source, self.archive, draft, earlier, task_bytes, checksum=checksum, watch=pupil.watch)
         draft, plan, failed = planned.draft, planned.plan, planned.failures
         summary.warnings = [*earlier.lost, *planned.warnings, *lint(draft.files, self._read), *_alarms(summary)]
+        summary.warnings += _unread_tags(draft.headers)
         self._refuse_changing(failed)
         for run in before:
             go_on(self.archive, run, draft.run, plan.tasks)
@@ -257,7 +259,7 @@ class ArchiveRun:
     def _up_to_date(self, summary: Summary, snapshot: Snapshot, files: Sequence[ObjectInfo], started: float) -> Summary:
         summary.unchanged = True
         known = [Finding(entry.key, entry.reason) for entry in snapshot.files if entry.reason is not None]
-        summary.warnings = [*known, *lint(files, self._read)]
+        summary.warnings = [*known, *lint(files, self._read), *_unread_tags(_headers_of(snapshot))]
         summary.failures = self._strict(known)
         return self._finished(summary, snapshot, started)
 
@@ -362,6 +364,16 @@ class _Attempt:
     def again(self) -> list[str]:
         """Keys of files that changed and can be read again without the loss of one that was read and is gone."""
         return _changing(self.failures) if self.is_all_there else []
+
+
+def _headers_of(snapshot: Snapshot) -> dict[str, Headers]:
+    return {entry.key: entry.headers for entry in snapshot.files if entry.headers}
+
+
+def _unread_tags(headers: Mapping[str, Headers]) -> list[Finding]:
+    """Name the objects whose tags were there and could not be read."""
+    counts = {key: dict(told)[TAG_COUNT] for key, told in headers.items() if TAG_COUNT in dict(told)}
+    return [Finding(key, "tags_unread", f"{n} tags; it takes s3:GetObjectTagging") for key, n in sorted(counts.items())]
 
 
 def _alarms(summary: Summary) -> list[Finding]:

@@ -27,7 +27,7 @@ from pipeline.packs import pack_key
 from pipeline.plan import TASK_SEGMENTS, Finding, Part, Plan, Task
 from pipeline.rows import Row, Rows, held_fingerprints, held_segments, values_of
 from pipeline.segments import Segment
-from pipeline.store import ObjectInfo, SourceStore
+from pipeline.store import Headers, ObjectInfo, SourceStore
 
 MOVED_BYTES = 1 << 20
 """Neighbouring segments move to another task from this size on: below, a request costs more than a record."""
@@ -50,6 +50,8 @@ class Earlier:
         By file, of all files whose records are there.
     infos : mapping of str to ObjectInfo
         The generation of each of them.
+    headers : mapping of str to Headers
+        Of those of them that have some.
     others, gone : Rows
         Of the other files, those whose records are there, and those whose are not.
     packs : set of bytes
@@ -60,6 +62,7 @@ class Earlier:
 
     rows: Mapping[str, Rows] = field(default_factory=dict)
     infos: Mapping[str, ObjectInfo] = field(default_factory=dict)
+    headers: Mapping[str, Headers] = field(default_factory=dict)
     others: Rows = field(default_factory=Rows)
     gone: Rows = field(default_factory=Rows)
     packs: frozenset[bytes] = frozenset()
@@ -90,7 +93,8 @@ class Earlier:
         whole = {key: group for key, group in by_file.items() if key not in broken}
         others = rows.where(not is_gone for is_gone in are_gone).of_files(broken)
         infos = {entry.key: entry.info for entry in snapshot.files if entry.key in whole}
-        return cls(whole, infos, others, gone, frozenset(sizes), tuple(lost.values()))
+        headers = {entry.key: entry.headers for entry in snapshot.files if entry.key in whole and entry.headers}
+        return cls(whole, infos, headers, others, gone, frozenset(sizes), tuple(lost.values()))
 
     def all_rows(self) -> Rows:
         """Return the rows whose records are there."""

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from operators.errors import ArchiveError
-from pipeline.commit import Draft, adopt_plan, adopt_rows, find_plan
+from pipeline.commit import Draft, adopt_headers, adopt_plan, adopt_rows, find_headers, find_plan
 from pipeline.duplicates import Earlier, gathered
 from pipeline.plan import Finding, Part, Plan, make_plan
 from pipeline.rows import Rows, held_segments
 from pipeline.sampling import Fingerprints, Sample, sample_files
-from pipeline.segments import Layout, layout_of
-from pipeline.store import ObjectInfo, SourceStore, Store
+from pipeline.segments import HEAD_BYTES, Layout, layout_of
+from pipeline.store import Headers, ObjectInfo, SourceStore, Store
 from pipeline.summary import Failed
 
 Watch = Callable[[Iterable[Sample]], Iterator[Sample]]
@@ -94,19 +94,29 @@ def plan_run(
     failures: list[Failed] = []
     plan = find_plan(archive, draft.run, rest)
     if plan is None:
-        plan, failures = fresh_plan(source, rest, task_bytes, watch)
+        headers = {key: earlier.headers[key] for key in known if key in earlier.headers}
+        plan, failures = fresh_plan(source, rest, task_bytes, watch, headers)
         if failures:
             draft = replace(draft, apart=(*apart, *sorted(failure.key for failure in failures)))
+        draft = replace(draft, headers=adopt_headers(archive, draft.run, headers))
         plan = adopt_plan(archive, draft.run, plan, plan.files)
+    else:
+        draft = replace(draft, headers=find_headers(archive, draft.run))
     failures += [Failed(found.key, found.reason, found.detail, "run again") for found in plan.failures]
     adopt_rows(archive, draft.run, unchanged)
     return Planned(draft, plan, unchanged, failures)
 
 
 def fresh_plan(
-    source: SourceStore, files: Sequence[ObjectInfo], task_bytes: int, watch: Watch = iter
+    source: SourceStore,
+    files: Sequence[ObjectInfo],
+    task_bytes: int,
+    watch: Watch = iter,
+    headers: dict[str, Headers] | None = None,
 ) -> tuple[Plan, list[Failed]]:
     """Cut every file and gather what is alike; those that cannot be read are failures and left out.
+
+    What the source keeps beside the bytes of a file comes into `headers`.
 
     Raises
     ------
@@ -117,10 +127,13 @@ def fresh_plan(
     failures: list[Failed] = []
     with ThreadPoolExecutor(LAYOUT_REQUESTS) as pool:
         for info, outcome in zip(files, pool.map(lambda info: _layout(source, info), files), strict=True):
-            if isinstance(outcome, Layout):
-                layouts.append((info, outcome))
-            else:
+            if isinstance(outcome, ArchiveError):
                 failures.append(Failed.of(info.key, outcome))
+                continue
+            layout, told = outcome
+            layouts.append((info, layout))
+            if told and headers is not None:
+                headers[info.key] = told
     parts = [Part(info, layout.format, layout.reason, layout.segments) for info, layout in layouts if layout.segments]
     fingerprints = Fingerprints()
     for _ in fingerprints.watch(watch(sample_files(source, parts))):
@@ -134,11 +147,17 @@ def fresh_plan(
     return gathered(plan, task_bytes), failures
 
 
-def _layout(source: SourceStore, info: ObjectInfo) -> Layout | ArchiveError:
-    def read(offset_bytes: int, n_bytes: int) -> bytes:
-        return bytes(source.get_ranges(info, [(offset_bytes, offset_bytes + n_bytes)])[0])
-
+def _layout(source: SourceStore, info: ObjectInfo) -> tuple[Layout, Headers] | ArchiveError:
+    """Look at a file; where the source keeps more than its bytes, the request for that gives the first of them too."""
     try:
-        return layout_of(read, info.key, info.n_bytes, hold=held_segments)
+        head, headers = source.first(info, min(info.n_bytes, HEAD_BYTES)) or (b"", ())
+
+        def read(offset_bytes: int, n_bytes: int) -> bytes:
+            stop = offset_bytes + n_bytes
+            if stop <= len(head):
+                return head[offset_bytes:stop]
+            return bytes(source.get_ranges(info, [(offset_bytes, stop)])[0])
+
+        return layout_of(read, info.key, info.n_bytes, hold=held_segments), headers
     except ArchiveError as error:
         return error

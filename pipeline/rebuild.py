@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -30,14 +30,14 @@ from pipeline.archive import (
     receipt_key,
 )
 from pipeline.canonical import digest_of_json
-from pipeline.commit import Draft, commit, find_base, to_manifest
+from pipeline.commit import Draft, commit, find_base, find_headers, to_manifest
 from pipeline.packs import pack_key
 from pipeline.parquet import from_parquet
 from pipeline.plan import Finding
 from pipeline.rows import Row, Rows
 from pipeline.salvage import Packs
 from pipeline.snapshots import Snapshot
-from pipeline.store import ObjectInfo, SourceStore, Store
+from pipeline.store import Headers, ObjectInfo, SourceStore, Store
 
 _RUN = re.compile(r"runs/([0-9a-f]{64})/receipts/.")
 
@@ -176,7 +176,9 @@ def commit_found(store: Store, found: Found, checkpoint: str, writer: str, time:
     inventory = tuple(sorted(infos, key=lambda info: info.key.encode("utf-8", "surrogateescape")))
     # No recipe that a run has: the next one must not take this snapshot, whose generations are unknown, for its own.
     recipe = digest_of_json("rebuilt")
-    draft = _FoundDraft(checkpoint, base, recipe, inventory, found.failures, writer, known_run=found.run)
+    draft = _FoundDraft(
+        checkpoint, base, recipe, inventory, found.failures, writer, headers=_headers(store, found), known_run=found.run
+    )
     return commit(store, draft, found.rows, lambda: found.files, time)
 
 
@@ -204,6 +206,13 @@ def _plan(store: SourceStore, run: str) -> Rows:
         return from_parquet(store.get(plan_key(run), max_bytes=ROWS_BYTES_MAX), plan_key(run))
     except (NotFoundError, DamageError):
         return Rows()  # it only tells which files were to come
+
+
+def _headers(store: SourceStore, found: Found) -> Mapping[str, Headers]:
+    try:
+        return find_headers(store, found.run)
+    except DamageError:
+        return {}  # the bytes are worth more
 
 
 def _sizes(rows: Iterable[Row]) -> dict[str, int]:

@@ -142,7 +142,8 @@ class Restorer:
                 return Restored(True)
             refuse_other(key, overwrite=self._overwrite)
         with self._data(item) as data:
-            self._target.write(key, data, n_bytes=item.n_bytes, overwrite=self._overwrite)
+            entry = item.file.entry
+            self._target.write(key, data, n_bytes=item.n_bytes, overwrite=self._overwrite, headers=entry.headers)
         return Restored(False)
 
     @contextlib.contextmanager
@@ -273,7 +274,9 @@ class _Pending:
                 return [replace(item, existing=existing) for item in cut(self.file, self._stretch_bytes)]
             refuse_other(self._key, overwrite=self._overwrite)
         self._existing = None  # or it was compared, and is replaced
-        self._staged = staged = self._target.stage(self._key, n_bytes=whole.n_bytes, overwrite=self._overwrite)
+        self._staged = staged = self._target.stage(
+            self._key, n_bytes=whole.n_bytes, overwrite=self._overwrite, headers=self.file.entry.headers
+        )
         if staged is None:
             return [whole]
         stretch_bytes = self._stretch_bytes * (1 if staged.step_bytes == 1 else STEPPED_STRETCHES)

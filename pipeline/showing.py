@@ -31,6 +31,9 @@ def show(
         reason = f"  {file.entry.reason}" if file.entry.reason else ""
         stored = f"{content['stored_bytes']:>14,}"
         lines.append(f"{file.n_bytes:>16,} {stored}  {printable(file.entry.key)}  {file.entry.format}{reason}")
+        if report.verbose and file.entry.headers:
+            content["headers"] = dict(file.entry.headers)
+            lines.append(f"{'':>31}    headers {printable(json.dumps(content['headers'], ensure_ascii=False))}")
         if report.verbose and file.entry.format == "safetensors":
             content["metadata"] = tensors_of(read_header(Decoder(store), file)).metadata
             lines.append(f"{'':>31}    metadata {printable(json.dumps(content['metadata'], ensure_ascii=False))}")

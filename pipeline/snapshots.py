@@ -19,7 +19,7 @@ from configs.loader import canonical_json
 from operators.errors import FormatError, UnsupportedError
 from pipeline.canonical import digest_of_json
 from pipeline.plan import Finding
-from pipeline.store import ObjectInfo
+from pipeline.store import Headers, ObjectInfo, is_header
 
 LAYOUT_VERSION = 0
 """Version of the archive's layout; `pipeline/ARCHIVE.md` has the table."""
@@ -54,7 +54,8 @@ def clock_text(seconds: int) -> str:
 class FileEntry:
     """One archived file: its generation in the source, how it was cut, and the digest of its bytes.
 
-    `digest` is BLAKE3-256 over the size (eight bytes, little-endian) and digest of each segment in order.
+    `digest` is BLAKE3-256 over the size (eight bytes, little-endian) and digest of each segment in order. `headers` are
+    what the source kept beside its bytes.
     """
 
     key: str
@@ -64,6 +65,7 @@ class FileEntry:
     format: str
     reason: str | None
     digest: str
+    headers: Headers = ()
 
     @property
     def info(self) -> ObjectInfo:
@@ -141,10 +143,36 @@ class Snapshot:
         """Return the canonical JSON."""
         content = {
             **asdict(self),
-            "files": [list(astuple(entry)) for entry in self.files],  # a snapshot may name a hundred thousand
+            "files": [_entry_values(entry) for entry in self.files],  # a snapshot may name a hundred thousand
             "layout_version": LAYOUT_VERSION,
         }
         return canonical_json({**content, "digest": digest_of_json(content)}) + b"\n"
+
+
+def _entry_values(entry: FileEntry) -> list[Any]:
+    """Return a file as JSON has it: what most have none of, at its end, is left out."""
+    *values, headers = astuple(entry)
+    return [*values, headers] if headers else values
+
+
+def headers_to_json(headers: Mapping[str, Headers]) -> bytes:
+    """Return the headers of files, by key, as canonical JSON in the order of keys."""
+    return canonical_json(sorted(headers.items(), key=lambda item: item[0].encode("utf-8", "surrogateescape"))) + b"\n"
+
+
+def headers_from_json(data: bytes, where: str) -> dict[str, Headers]:
+    """Return what `headers_to_json` took.
+
+    Raises
+    ------
+    FormatError
+        It is damaged, or was never that.
+    """
+    reader = _Reader(where)
+    try:
+        return {reader.text(key): reader.headers(value) for key, value in json.loads(data)}
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FormatError("headers of files as JSON", str(error)[:200], where, "remove it and run again") from error
 
 
 def inventory_digest(files: Iterable[ObjectInfo]) -> str:
@@ -176,7 +204,7 @@ def from_json(data: bytes, where: str) -> Snapshot:
     del content["layout_version"]
     try:
         snapshot = _Reader(where).snapshot(content)
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, ValueError) as error:
         raise FormatError("the fields of a snapshot", str(error)[:200], where) from error
     if snapshot.to_json() != data:
         raise FormatError("canonical JSON", "another spelling", where)
@@ -218,13 +246,13 @@ class _Reader:
     def snapshot(self, content: dict[str, Any]) -> Snapshot:
         take = dict(content)
         built = Snapshot(
-            checkpoint=self._text(take.pop("checkpoint")),
+            checkpoint=self.text(take.pop("checkpoint")),
             seq=self._count(take.pop("seq")),
             base=self._count(take.pop("base")),
             run=self._digest(take.pop("run")),
             recipe=self._digest(take.pop("recipe")),
             inventory=self._digest(take.pop("inventory")),
-            writer=self._text(take.pop("writer")),
+            writer=self.text(take.pop("writer")),
             features=tuple(take.pop("features")),
             manifest=self._digest(take.pop("manifest")),
             manifest_bytes=self._count(take.pop("manifest_bytes")),
@@ -239,22 +267,36 @@ class _Reader:
         return built
 
     def _file(self, value: Any) -> FileEntry:
-        if not isinstance(value, list) or len(value) != len(fields(FileEntry)):
+        if not isinstance(value, list) or not 0 <= len(fields(FileEntry)) - len(value) <= 1:
             raise FormatError("a list that describes a file", repr(value)[:80], self._where)
-        key, n_bytes, etag, version, kind, reason, digest = value
+        key, n_bytes, etag, version, kind, reason, digest, *headers = value
         return FileEntry(
-            self._text(key),
+            self.text(key),
             self._count(n_bytes),
-            self._text(etag),
-            None if version is None else self._text(version),
-            self._text(kind),
-            None if reason is None else self._text(reason),
+            self.text(etag),
+            None if version is None else self.text(version),
+            self.text(kind),
+            None if reason is None else self.text(reason),
             self._digest(digest),
+            *map(self.headers, headers),
         )
+
+    def headers(self, value: Any) -> Headers:
+        """Return headers, which may come to stand in a request: none ends a line."""
+        found = self._each(value, self._header)
+        if list(found) != sorted(dict(found).items()):
+            raise FormatError("headers in the order of names, each once", repr(value)[:80], self._where)
+        return found
+
+    def _header(self, value: Any) -> tuple[str, str]:
+        name, text = self._each(value, self.text)
+        if not is_header(name, text):
+            raise FormatError("a header of one line, its name in lower case", repr(value)[:80], self._where)
+        return name, text
 
     def _finding(self, value: Any) -> Finding:
         take = self._object(value)
-        return Finding(self._text(take["key"]), self._text(take["reason"]), self._text(take["detail"]))
+        return Finding(self.text(take["key"]), self.text(take["reason"]), self.text(take["detail"]))
 
     def _each(self, value: Any, read: Callable[[Any], Any]) -> tuple[Any, ...]:
         if not isinstance(value, list):
@@ -266,13 +308,14 @@ class _Reader:
             raise FormatError("an object", type(value).__name__, self._where)
         return value
 
-    def _text(self, value: Any) -> str:
+    def text(self, value: Any) -> str:
+        """Return a text."""
         if not isinstance(value, str):
             raise FormatError("text", type(value).__name__, self._where)
         return value
 
     def _time(self, value: Any) -> str:
-        text = self._text(value)
+        text = self.text(value)
         try:
             is_ours = time_text(datetime.fromisoformat(text)) == text
         except ValueError:

@@ -37,7 +37,11 @@ MAX_GAP_BYTES = 256 << 10
 ALIGNED_BYTES = 64
 COPY_BYTES = 8 << 20
 """Size of the pieces in which a file is put."""
+TAG_COUNT = "x-amz-tagging-count"
+"""Of `Headers`: stands in place of tags that could not be read."""
 PROBE_KEY = ".create-only-probe"
+_HEADER_NAME = re.compile(r"[!-9;-@\[-~]+")
+_NO_HEADER_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 SPOOL_PREFIX, SPOOL_SUFFIX = ".brevis-", ".part"
 """Names of files that are no objects yet; no listing shows them."""
 
@@ -46,6 +50,8 @@ Leftovers: TypeAlias = "list[Dated]"
 Buffers: TypeAlias = list[memoryview]
 Data: TypeAlias = bytes | memoryview
 Range: TypeAlias = tuple[int, int]
+Headers: TypeAlias = tuple[tuple[str, str], ...]
+"""What a store keeps of an object beside its bytes: names and values as S3 has them on the wire, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +215,12 @@ class SourceStore(Protocol):
             Anything else, a short answer included.
         """
 
+    def first(self, info: ObjectInfo, n_bytes: int) -> tuple[bytes, Headers] | None:
+        """First bytes of an object and what is kept beside them, of one request; None where nothing ever is.
+
+        What it raises is that of `get_ranges`.
+        """
+
 
 class Store(SourceStore, Protocol):
     """Reads and writes objects."""
@@ -237,7 +249,7 @@ class Store(SourceStore, Protocol):
             The folder is missing or full: it is no fault of the store.
         """
 
-    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool) -> None:
+    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool, headers: Headers = ()) -> None:
         """Write one object; nothing is visible under its key before all of it is there, or if `data` raises.
 
         Parameters
@@ -247,6 +259,8 @@ class Store(SourceStore, Protocol):
             `n_bytes` in order; each piece may change once the next is asked for.
         n_bytes : int
         overwrite : bool
+        headers : Headers
+            Kept beside the bytes, where the store can.
 
         Raises
         ------
@@ -258,8 +272,10 @@ class Store(SourceStore, Protocol):
             `data` has another size.
         """
 
-    def stage(self, key: str, *, n_bytes: int, overwrite: bool) -> Staged | None:
+    def stage(self, key: str, *, n_bytes: int, overwrite: bool, headers: Headers = ()) -> Staged | None:
         """Begin an object that several processes write, or return None where the store knows one writer alone.
+
+        Parameters are as of `write`.
 
         Raises
         ------
@@ -331,9 +347,11 @@ class Store(SourceStore, Protocol):
 class StoreBase:
     """What every `Store` builds from its own ``put_new``, ``delete`` and the four verbs of a staged object."""
 
-    def write(self: Store, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool) -> None:
+    def write(
+        self: Store, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool, headers: Headers = ()
+    ) -> None:
         """See `Store.write`: a staged object that one process writes."""
-        staged = self.stage(key, n_bytes=n_bytes, overwrite=overwrite)
+        staged = self.stage(key, n_bytes=n_bytes, overwrite=overwrite, headers=headers)
         assert staged is not None
         try:
             self.publish(staged, self.write_stretch(staged, 0, n_bytes, data))
@@ -341,7 +359,7 @@ class StoreBase:
             self.abandon(staged)
             raise
 
-    def stage(self, key: str, *, n_bytes: int, overwrite: bool) -> Staged | None:
+    def stage(self, key: str, *, n_bytes: int, overwrite: bool, headers: Headers = ()) -> Staged | None:
         """See `Store.stage`: a store of one writer, which has a `write` of its own."""
         return None
 
@@ -379,6 +397,11 @@ class StoreBase:
         finally:
             with contextlib.suppress(DeniedError):
                 self.delete(PROBE_KEY)
+
+
+def is_header(name: str, value: str) -> bool:
+    """Whether a name in lower case and a value can be a header of a request: neither ends its line."""
+    return bool(_HEADER_NAME.fullmatch(name)) and not _NO_HEADER_VALUE.search(value)
 
 
 def get_whole(store: SourceStore, key: str, max_bytes: int) -> bytes:

@@ -21,6 +21,7 @@ from pipeline.store import (
     Buffers,
     Data,
     Dated,
+    Headers,
     Leftovers,
     Listing,
     ObjectInfo,
@@ -136,6 +137,9 @@ class FsspecSource:
         self._check_unchanged(info)
         return views
 
+    def first(self, info: ObjectInfo, n_bytes: int) -> None:
+        """See `SourceStore.first`: fsspec tells nothing of it that all its stores agree on."""
+
     def _check_unchanged(self, info: ObjectInfo) -> None:
         now = self.head(info.key)
         if info.n_bytes != now.n_bytes or info.etag not in {"", now.etag}:
@@ -215,7 +219,7 @@ class FsspecStore(StoreBase, FsspecSource):
             else:
                 files.pipe_file(path, data)
 
-    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool) -> None:
+    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool, headers: Headers = ()) -> None:
         """See `Store.write`: gathered here, beyond 16 MiB in a temporary file, and put whole."""
         files, _ = self._connected()
         path = self._full(key)

@@ -18,6 +18,7 @@ from pipeline.store import (
     Buffers,
     Data,
     Dated,
+    Headers,
     Leftovers,
     Listing,
     ObjectInfo,
@@ -169,6 +170,9 @@ class LocalSource:
                 os.close(fd)
         return buffers
 
+    def first(self, info: ObjectInfo, n_bytes: int) -> None:
+        """See `SourceStore.first`: modes, times and what else a file system knows are not kept."""
+
     def _path(self, key: str) -> str:
         return self._scope.folder + "/".join(safe_local_path(self._scope.folder, key))
 
@@ -194,7 +198,7 @@ class LocalStore(StoreBase, LocalSource):
         """See `Store.put_new`: a temporary file, fsync, hard link, fsync of the folder."""
         self.write(key, [data], n_bytes=len(data), overwrite=False)
 
-    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool) -> None:
+    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool, headers: Headers = ()) -> None:
         """See `Store.write`; the object that marks a folder holds no bytes, and is a folder."""
         if not key.endswith("/"):
             super().write(key, data, n_bytes=n_bytes, overwrite=overwrite)
@@ -207,7 +211,7 @@ class LocalStore(StoreBase, LocalSource):
         with _typed(key, "a folder to write to"):
             os.close(_open_folder(self._scope.folder, parts, key))
 
-    def stage(self, key: str, *, n_bytes: int, overwrite: bool) -> Staged:
+    def stage(self, key: str, *, n_bytes: int, overwrite: bool, headers: Headers = ()) -> Staged:
         """See `Store.stage`: a temporary file in the folder of the target, which no symbolic link may lead to."""
         staged = Staged(key, n_bytes, overwrite, 1, _temporary_name())
         with self._folder_of(staged) as (folder, name):

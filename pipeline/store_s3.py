@@ -38,6 +38,7 @@ from pipeline.store import (
     Buffers,
     Data,
     Dated,
+    Headers,
     Leftovers,
     Listing,
     ObjectInfo,
@@ -54,7 +55,18 @@ from pipeline.store import (
     key_order,
     taken,
 )
-from pipeline.store_s3_client import BUSY, EXPIRED, REQUESTS_AT_ONCE, changed, client_options, code_of, typed
+from pipeline.store_s3_client import (
+    BUSY,
+    EXPIRED,
+    REQUESTS_AT_ONCE,
+    WRITE_ID,
+    arguments_of,
+    changed,
+    client_options,
+    code_of,
+    headers_of,
+    typed,
+)
 
 Result = TypeVar("Result")
 
@@ -174,6 +186,16 @@ class S3Source:
                 views[i] = buffer[ranges[i][0] - first : ranges[i][1] - first].toreadonly()
         return views
 
+    def first(self, info: ObjectInfo, n_bytes: int) -> tuple[bytes, Headers]:
+        """See `SourceStore.first`; tags are asked for where the answer says that there are some."""
+        target = bytearray(n_bytes)
+        answer = self._run(self._fetch(self._full(info.key), info, 0, memoryview(target)))
+        tags = None
+        if answer.get("TagCount"):
+            with contextlib.suppress(DeniedError):  # their number stays in the record
+                tags = self._call("get_object_tagging", info.key, **self._version(info))["TagSet"]
+        return bytes(target), headers_of(answer, tags)
+
     async def _fetch_all(self, full: str, info: ObjectInfo, pieces: Sequence[tuple[int, memoryview]]) -> None:
         gate = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
@@ -189,14 +211,17 @@ class S3Source:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _fetch(self, full: str, info: ObjectInfo, offset: int, target: memoryview) -> None:
+    async def _fetch(self, full: str, info: ObjectInfo, offset: int, target: memoryview) -> Mapping[str, Any]:
+        """Fill `target`, all of an object where it is empty; return the answer."""
         where = f"{info.key}@{offset}"
-        request: dict[str, Any] = {"Key": full, "Range": f"bytes={offset}-{offset + len(target) - 1}"}
+        request: dict[str, Any] = {"Key": full}
+        if target:
+            request["Range"] = f"bytes={offset}-{offset + len(target) - 1}"
         if info.etag:
             request["IfMatch"] = info.etag
         request |= self._version(info)
         for attempt in range(_TRIES):
-            answer = await self._request("get_object", where, request)
+            answer: Mapping[str, Any] = await self._request("get_object", where, request)
             async with answer["Body"] as body:
                 if info.etag not in {"", answer["ETag"]}:  # some stores do not know If-Match
                     raise changed(where)
@@ -212,7 +237,7 @@ class S3Source:
                 else:
                     reason = f"{n_bytes}"
             if n_bytes == len(target):
-                return
+                return answer
             await asyncio.sleep(0.1 * 2**attempt)
         raise StoreError(f"{len(target)} bytes", reason, where, "check the network and run again")
 
@@ -366,14 +391,14 @@ class S3Store(StoreBase, S3Source):
         """See `Store.put_new`: ``If-None-Match: *``."""
         self._put_object(key, data, overwrite=False)
 
-    def _put_object(self, key: str, data: bytes, *, overwrite: bool) -> None:
+    def _put_object(self, key: str, data: bytes, *, overwrite: bool, headers: Headers = ()) -> None:
         """One PUT. A refused create is looked at before anything is concluded.
 
         A retry by the client after a lost reply is refused because the first try won; the id that each write carries
         tells our object from another's.
         """
         write_id = secrets.token_hex(16)
-        request = {"Key": self._full(key), "Body": data, "Metadata": {"write-id": write_id}}
+        request = {"Key": self._full(key), "Body": data, **arguments_of(headers, write_id)}
         if not overwrite and self._single_writer and self._exists(key):
             raise ExistsError("a free key", "an object", key)
         try:
@@ -385,7 +410,7 @@ class S3Store(StoreBase, S3Source):
                 found, metadata = self._run(self._get(self._full(key), key, len(data)))
             except (NotFoundError, LimitError):
                 raise failure from None
-            if metadata.get("write-id") != write_id or found != data:
+            if metadata.get(WRITE_ID) != write_id or found != data:
                 raise
 
     def _condition(self, *, overwrite: bool) -> dict[str, Any]:
@@ -403,19 +428,20 @@ class S3Store(StoreBase, S3Source):
             else:
                 return
 
-    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool) -> None:
+    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool, headers: Headers = ()) -> None:
         """See `Store.write`. One PUT, or an upload in parts that a failure aborts."""
         if n_bytes > part_bytes(n_bytes):
-            super().write(key, data, n_bytes=n_bytes, overwrite=overwrite)
+            super().write(key, data, n_bytes=n_bytes, overwrite=overwrite, headers=headers)
             return
         self._check_key(key, overwrite=overwrite)
-        self._put_object(key, b"".join(map(bytes, exactly(data, n_bytes, key))), overwrite=overwrite)
+        whole = b"".join(map(bytes, exactly(data, n_bytes, key)))
+        self._put_object(key, whole, overwrite=overwrite, headers=headers)
 
-    def stage(self, key: str, *, n_bytes: int, overwrite: bool) -> Staged:
+    def stage(self, key: str, *, n_bytes: int, overwrite: bool, headers: Headers = ()) -> Staged:
         """See `Store.stage`: an upload in parts, in which each byte has its part from the start."""
         self._check_key(key, overwrite=overwrite)
         step_bytes, write_id = part_bytes(n_bytes), secrets.token_hex(16)
-        upload = self._call("create_multipart_upload", key, Metadata={"write-id": write_id})["UploadId"]
+        upload = self._call("create_multipart_upload", key, **arguments_of(headers, write_id))["UploadId"]
         return Staged(key, n_bytes, overwrite, step_bytes, upload, write_id)
 
     def write_stretch(self, staged: Staged, begin: int, end: int, data: Iterable[Data]) -> tuple[Stretch, ...]:
@@ -461,7 +487,7 @@ class S3Store(StoreBase, S3Source):
             self._call("complete_multipart_upload", staged.key, **request)
         except (NotFoundError, ExistsError):
             # Where the reply to a first try was lost, the upload is gone because it was completed.
-            if self._call("head_object", staged.key).get("Metadata", {}).get("write-id") != staged.write_id:
+            if self._call("head_object", staged.key).get("Metadata", {}).get(WRITE_ID) != staged.write_id:
                 raise
 
     def abandon(self, staged: Staged) -> None:

@@ -1,13 +1,14 @@
-"""How an S3 client is set up, from storage options and the environment, and what its errors mean."""
+"""What an S3 client is made of and says: its options, the headers that objects keep, and what its errors mean."""
 
 from __future__ import annotations
 
+import base64
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from operators.errors import (
     ArchiveError,
@@ -18,6 +19,7 @@ from operators.errors import (
     StoreError,
     UsageError,
 )
+from pipeline.store import TAG_COUNT, Headers, is_header
 
 REQUESTS_AT_ONCE = 8
 """Of one read; a client has connections for several of them."""
@@ -35,6 +37,21 @@ BUSY = {"409", "ConditionalRequestConflict", "OperationAborted"}
 _TAKEN = {"412", "PreconditionFailed"}
 _NO_CREDENTIALS = re.compile("locate credentials|Partial credentials|config profile")
 """In the text of an error of the client that asking again does not mend."""
+
+_KEPT = {
+    "cache-control": "CacheControl",
+    "content-disposition": "ContentDisposition",
+    "content-encoding": "ContentEncoding",
+    "content-language": "ContentLanguage",
+    "content-type": "ContentType",
+    "x-amz-tagging": "Tagging",
+}
+"""Headers of a PUT that an object keeps, with what the client calls them; beside them is user metadata."""
+_METADATA = "x-amz-meta-"
+WRITE_ID = "write-id"
+"""User metadata of what we write, that tells it from what others write."""
+METADATA_BYTES_MAX = 2048
+"""S3's limit on the user metadata of an object, names included."""
 
 
 def client_options(options: Mapping[str, str]) -> dict[str, Any]:
@@ -101,6 +118,38 @@ def _seconds(options: Mapping[str, str], name: str, default: str) -> int:
     if not text.isdecimal() or not int(text):
         raise UsageError("whole seconds", text, f"--storage-option {name}")
     return int(text)
+
+
+def headers_of(answer: Mapping[str, Any], tags: Iterable[Mapping[str, str]] | None) -> Headers:
+    """Return what an object keeps beside its bytes, from the answer to a GET and, where they were read, its tags.
+
+    They are in the order of names, and named and spelt as a PUT has them; our own id of a write is left out.
+    """
+    found: list[tuple[str, str]] = []
+    for name, value in answer["ResponseMetadata"]["HTTPHeaders"].items():
+        is_kept = name in _KEPT or (name.startswith(_METADATA) and name != _METADATA + WRITE_ID)
+        if is_kept and is_header(name, value):
+            found.append((name, value))
+    if tags is not None:
+        found.append(("x-amz-tagging", urlencode(sorted((tag["Key"], tag["Value"]) for tag in tags), quote_via=quote)))
+    elif answer.get("TagCount"):
+        found.append((TAG_COUNT, str(answer["TagCount"])))
+    return tuple(sorted(found))
+
+
+def arguments_of(headers: Headers, write_id: str) -> dict[str, Any]:
+    """Return the arguments of a write that keeps `headers`, and our id of it where the metadata leave room for one."""
+    metadata = {name.removeprefix(_METADATA): _ascii(value) for name, value in headers if name.startswith(_METADATA)}
+    if sum(map(len, (*metadata, *metadata.values(), WRITE_ID, write_id))) <= METADATA_BYTES_MAX:
+        metadata[WRITE_ID] = write_id
+    return {_KEPT[name]: value for name, value in headers if name in _KEPT} | {"Metadata": metadata}
+
+
+def _ascii(value: str) -> str:
+    """Return metadata as a request can have them: what is not ASCII as RFC 2047 spells it, as S3 does in answers."""
+    if value.isascii():
+        return value
+    return f"=?UTF-8?B?{base64.b64encode(value.encode('utf-8', 'surrogateescape')).decode()}?="
 
 
 def changed(where: str) -> ChangedError:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from operators.errors import ChangedError, ExistsError, LimitError, NotFoundError, PathError
-from pipeline.store import Buffers, Data, Dated, Leftovers, Listing, ObjectInfo, Room, Store, StoreBase
+from pipeline.store import Buffers, Data, Dated, Headers, Leftovers, Listing, ObjectInfo, Room, Store, StoreBase
 
 
 @dataclass
@@ -61,6 +61,9 @@ class MemoryStore(StoreBase):
         assert all(0 <= start <= stop <= len(data) for start, stop in ranges)
         return [memoryview(data)[start:stop] for start, stop in ranges]
 
+    def first(self, info: ObjectInfo, n_bytes: int) -> None:
+        """Nothing is kept beside the bytes."""
+
     def put_new(self, key: str, data: bytes) -> None:
         self._called("put_new", key)
         if key in self.objects and self.create_only:
@@ -85,7 +88,7 @@ class MemoryStore(StoreBase):
             raise ChangedError("the planned generation", "another one", info.key)
         del self.objects[info.key]
 
-    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool) -> None:
+    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool, headers: Headers = ()) -> None:
         raise AssertionError("the commit protocol restores no files")
 
     def now(self) -> int:

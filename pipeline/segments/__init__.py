@@ -35,6 +35,7 @@ from pipeline.segments.header import HEADER_BYTES_MAX, Header, Tensor, tensors_o
 
 __all__ = [
     "GROUP_BYTES",
+    "HEAD_BYTES",
     "SEGMENT_BYTES",
     "SMALL_BYTES",
     "Layout",
@@ -46,6 +47,7 @@ __all__ = [
 ]
 
 HEAD_BYTES = 1 << 10
+"""What is looked at first."""
 LOOK_BYTES = 64 << 10
 
 

@@ -275,8 +275,9 @@ def actions(requests: list[str]) -> set[tuple[str, str]]:
             asked = query.partition("&")[0].partition("=")[0]
             found.add((BUCKET_ACTIONS.get(asked, "s3:ListBucket"), bucket))
         elif method in {"GET", "HEAD"}:
-            versions = "s3:GetObjectVersion" if "versionId" in query else "s3:GetObject"
-            found.add(("s3:ListMultipartUploadParts" if "uploadId" in query else versions, f"{bucket}/{key}"))
+            needed = "s3:GetObjectVersion" if "versionId" in query else "s3:GetObject"
+            needed += "Tagging" if query.startswith("tagging") else ""
+            found.add(("s3:ListMultipartUploadParts" if "uploadId" in query else needed, f"{bucket}/{key}"))
         elif method == "DELETE":
             found.add(("s3:AbortMultipartUpload" if "uploadId" in query else "s3:DeleteObject", f"{bucket}/{key}"))
         else:
@@ -316,6 +317,9 @@ def test_policies_allow_what_the_commands_do_and_nothing_that_loses(server: S3Se
     store = S3Store(server.bucket, server.options)
     store._run(store._request("put_bucket_versioning", "", {"VersioningConfiguration": {"Status": "Enabled"}}))
     brevis("restore", *_archived(tmp_path), server.url("models/llama"), env=server.env)
+    key = "models/llama/model.safetensors"
+    tags = {"TagSet": [{"Key": "stage", "Value": "final"}]}
+    store._run(store._request("put_object_tagging", key, {"Key": key, "Tagging": tags}))
     archive, source = server.url("vault/archive"), server.url("models/llama")
     release = ("release-source", source, archive, "--grace", "0", "--yes")
     needed: dict[str, set[tuple[str, str]]] = {}
@@ -334,7 +338,11 @@ def test_policies_allow_what_the_commands_do_and_nothing_that_loses(server: S3Se
     model = f"{server.bucket}/models/llama/model.safetensors"
     assert ("s3:DeleteObject", model) in needed["release"]
     assert {action for action, _ in needed["archive"]} >= {"s3:GetBucketVersioning", "s3:ListBucketVersions"}
-    assert may(policy_of("archive", server.bucket), "s3:GetObjectVersion", model)  # for --as-of
+    assert ("s3:GetObjectTagging", model) in needed["archive"]
+    for action in ("s3:GetObjectVersion", "s3:GetObjectVersionTagging"):  # for --as-of
+        assert may(policy_of("archive", server.bucket), action, model)
+    # A PUT with tags looks like any other.
+    assert may(policy_of("restore", server.bucket), "s3:PutObjectTagging", f"{server.bucket}/restored/llama/x")
     for name, requests in needed.items():
         policy = policy_of(name, server.bucket)
         refused = sorted(f"{action} {resource}" for action, resource in requests if not may(policy, action, resource))

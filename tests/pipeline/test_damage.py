@@ -21,7 +21,7 @@ from pipeline.packs import pack_key
 from pipeline.reading import Decoder
 from pipeline.rows import Row
 from pipeline.snapshots import Snapshot
-from pipeline.store import Data
+from pipeline.store import Data, Headers
 from tests import cases
 from tests.memory_store import MemoryStore, reach
 from tests.pipeline.commands import Capture, Patch, Ran
@@ -46,7 +46,7 @@ READ = ("packs/", "manifests/", "snapshots/", "FORMAT")
 class Target(MemoryStore):
     """A store that files are restored to."""
 
-    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool) -> None:
+    def write(self, key: str, data: Iterable[Data], *, n_bytes: int, overwrite: bool, headers: Headers = ()) -> None:
         self.objects[key] = b"".join(map(bytes, data))
         assert len(self.objects[key]) == n_bytes
 

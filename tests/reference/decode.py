@@ -130,7 +130,8 @@ def segment(row: Row, pack: Pack) -> bytes:
 
 def whole(entry: list[Any], segments: list[tuple[Row, bytes]]) -> bytes:
     """Return a file from its segments, which tile it."""
-    _, n_bytes, _, _, _, _, wanted = entry
+    _, n_bytes, _, _, _, _, wanted, *headers = entry
+    need(len(headers) <= 1 and [] not in headers, "another entry")
     hasher, data = blake3(), b""
     for row, part in segments:
         need(row["offset_bytes"] == len(data), "a gap")
