@@ -134,6 +134,8 @@ class Staged:
         Of the temporary file, or id of the upload in parts.
     write_id : str
         Tells this object from one that another writer publishes under the key, where the store keeps such an id.
+    headers : Headers
+        What it keeps beside its bytes.
     """
 
     key: str
@@ -142,6 +144,7 @@ class Staged:
     step_bytes: int
     name: str
     write_id: str = ""
+    headers: Headers = ()
 
 
 @dataclass(frozen=True, slots=True)

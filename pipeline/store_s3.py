@@ -65,6 +65,7 @@ from pipeline.store_s3_client import (
     client_options,
     code_of,
     headers_of,
+    tags_of,
     typed,
 )
 
@@ -442,7 +443,7 @@ class S3Store(StoreBase, S3Source):
         self._check_key(key, overwrite=overwrite)
         step_bytes, write_id = part_bytes(n_bytes), secrets.token_hex(16)
         upload = self._call("create_multipart_upload", key, **arguments_of(headers, write_id))["UploadId"]
-        return Staged(key, n_bytes, overwrite, step_bytes, upload, write_id)
+        return Staged(key, n_bytes, overwrite, step_bytes, upload, write_id, headers)
 
     def write_stretch(self, staged: Staged, begin: int, end: int, data: Iterable[Data]) -> tuple[Stretch, ...]:
         """See `Store.write_stretch`; parts are sent while the next ones are made."""
@@ -489,6 +490,8 @@ class S3Store(StoreBase, S3Source):
             # Where the reply to a first try was lost, the upload is gone because it was completed.
             if self._call("head_object", staged.key).get("Metadata", {}).get(WRITE_ID) != staged.write_id:
                 raise
+        if tags := tags_of(staged.headers):  # said when the upload began, which some stores forget
+            self._call("put_object_tagging", staged.key, Tagging={"TagSet": tags})
 
     def abandon(self, staged: Staged) -> None:
         """See `Store.abandon`; the bucket's rule for unfinished uploads is the second line."""

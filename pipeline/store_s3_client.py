@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from operators.errors import (
     ArchiveError,
@@ -38,13 +38,14 @@ _TAKEN = {"412", "PreconditionFailed"}
 _NO_CREDENTIALS = re.compile("locate credentials|Partial credentials|config profile")
 """In the text of an error of the client that asking again does not mend."""
 
+_TAGGING = "x-amz-tagging"
 _KEPT = {
     "cache-control": "CacheControl",
     "content-disposition": "ContentDisposition",
     "content-encoding": "ContentEncoding",
     "content-language": "ContentLanguage",
     "content-type": "ContentType",
-    "x-amz-tagging": "Tagging",
+    _TAGGING: "Tagging",
 }
 """Headers of a PUT that an object keeps, with what the client calls them; beside them is user metadata."""
 _METADATA = "x-amz-meta-"
@@ -131,7 +132,7 @@ def headers_of(answer: Mapping[str, Any], tags: Iterable[Mapping[str, str]] | No
         if is_kept and is_header(name, value):
             found.append((name, value))
     if tags is not None:
-        found.append(("x-amz-tagging", urlencode(sorted((tag["Key"], tag["Value"]) for tag in tags), quote_via=quote)))
+        found.append((_TAGGING, urlencode(sorted((tag["Key"], tag["Value"]) for tag in tags), quote_via=quote)))
     elif answer.get("TagCount"):
         found.append((TAG_COUNT, str(answer["TagCount"])))
     return tuple(sorted(found))
@@ -143,6 +144,12 @@ def arguments_of(headers: Headers, write_id: str) -> dict[str, Any]:
     if sum(map(len, (*metadata, *metadata.values(), WRITE_ID, write_id))) <= METADATA_BYTES_MAX:
         metadata[WRITE_ID] = write_id
     return {_KEPT[name]: value for name, value in headers if name in _KEPT} | {"Metadata": metadata}
+
+
+def tags_of(headers: Headers) -> list[dict[str, str]]:
+    """Return the tags among `headers`, as a request of their own has them."""
+    pairs = parse_qsl(dict(headers).get(_TAGGING, ""), keep_blank_values=True)
+    return [{"Key": name, "Value": value} for name, value in pairs]
 
 
 def _ascii(value: str) -> str:

@@ -281,7 +281,7 @@ def actions(requests: list[str]) -> set[tuple[str, str]]:
         elif method == "DELETE":
             found.add(("s3:AbortMultipartUpload" if "uploadId" in query else "s3:DeleteObject", f"{bucket}/{key}"))
         else:
-            found.add(("s3:PutObject", f"{bucket}/{key}"))
+            found.add(("s3:PutObjectTagging" if query.startswith("tagging") else "s3:PutObject", f"{bucket}/{key}"))
     return found
 
 
