@@ -16,6 +16,8 @@ BENCH ?=
 export NUMBA_CACHE_DIR ?= $(CURDIR)/.cache/numba
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED := 0
+# Modules are compiled once, not by each of the hundreds of processes that tests and benches start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-slow bench lint clean
 .DELETE_ON_ERROR:
