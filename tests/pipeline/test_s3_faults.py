@@ -45,6 +45,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
 SIGNS_NOTHING = pytest.mark.parametrize("server", ["ministack"], indirect=True)
 """For requests that a proxy changes in a way that a signature does not allow, or that take TLS elsewhere."""
 
+KNOWS_RANGES_OF_VERSIONS = pytest.mark.parametrize("server", SERVERS[1:], indirect=True)
+"""Asked for a range of a version, the small server answers with all of it."""
+
 
 @pytest.fixture(scope="module")
 def proxy(server: S3Server) -> Iterator[Proxy]:
@@ -361,6 +364,36 @@ def test_a_source_as_it_was(place: Place, tmp_path: Path) -> None:
     assert place.ran("archive", source.url, place.url("none"), *PLAIN, "--as-of", times[0]).code == 2
     glob = ("--as-of", times[0], "--checkpoint-glob", "*")
     assert place.ran("archive", source.url, place.url("none"), *PLAIN, *glob).code == 2
+
+
+@KNOWS_RANGES_OF_VERSIONS
+@pytest.mark.parametrize("now", ["newer", "deleted"])
+def test_ranges_of_an_old_version_are_its_own(place: Place, tmp_path: Path, now: str) -> None:
+    """O18: many requests of one object that are of the version that was, whatever is there since."""
+    source = versioned(place)
+    old = safetensors([(f"w{i}", "BF16", [100, 100], bf16(i, 10_000)) for i in range(4)])
+    large = noise(1, 1 << 20) * 40
+    source.put("model.safetensors", old)
+    source.put("large.bin", large)
+    when = source.now()
+    while source.now() <= when:
+        time.sleep(0.1)
+    for key, data in (("model.safetensors", old[::-1]), ("large.bin", large[::-1])):
+        source.put(key, data)
+        if now == "deleted":
+            source.delete(key)
+    then = time_text(datetime.fromtimestamp(when, UTC))
+    as_of = S3Source(source.url.removeprefix("s3://"), place.server.options, versions=True, as_of=then)
+    info = {found.key: found for found in as_of.list()}["large.bin"]
+    ranges = [(5, 5), (39 << 20, 40 << 20), (0, 33 << 20), (1000, 1007)]
+    assert [bytes(part) for part in as_of.get_ranges(info, ranges)] == [large[start:stop] for start, stop in ranges]
+    first, _ = as_of.first(info, 100)
+    assert first == large[:100]
+    few = ("--exclude", "large.bin", "--as-of", then)
+    ran = place.ran("archive", source.url, place.url("archive"), *PLAIN, *few)
+    assert (ran.code, ran.json["source_bytes"]) == (0, len(old))
+    assert place.ran("restore", place.url("archive"), tmp_path / "out").code == 0
+    assert files_of(tmp_path / "out") == {"model.safetensors": old}
 
 
 @SIGNS_NOTHING
