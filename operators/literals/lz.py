@@ -170,31 +170,60 @@ class _Writer(Writer):
         return self._payload
 
 
+def _new_decompressor() -> zstandard.ZstdDecompressor:
+    return zstandard.ZstdDecompressor(max_window_size=1 << MAX_WINDOW_LOG)
+
+
+class _Decompressors(threading.local):
+    """One for each thread that decodes literals at once: to make one takes longer than to decode a small literal."""
+
+    def __init__(self) -> None:
+        self.whole = _new_decompressor()
+
+
+_DECOMPRESSORS = _Decompressors()
+
+
 class _Source(Source):
+    """Words of a frame that `check_frame` has passed."""
+
     def __init__(self, payload: memoryview, stream: Stream) -> None:
-        self._left = stream.n_bytes
+        self._payload = payload
+        self._left = self._n_bytes = stream.n_bytes
         self._largest = mask_of(stream.width_bits)
-        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << MAX_WINDOW_LOG)
-        self._reader = decompressor.stream_reader(payload, read_size=_READ_BYTES)
+        self._reader: zstandard.ZstdDecompressionReader | None = None
 
     def read(self, out: Words) -> None:
         if out.nbytes > self._left:
             raise FormatError(f"a read of at most {self._left} bytes", str(out.nbytes))
-        self._left -= out.nbytes
-        target = out.view(np.uint8).data
         try:
-            done = 0
-            while done < out.nbytes:
-                n_bytes = self._reader.readinto(target[done:])
-                if not n_bytes:
-                    raise FormatError(f"{self._left + out.nbytes - done} more bytes", "the end", "zstandard frame")
-                done += n_bytes
-            if not self._left and self._reader.read(1):
-                raise FormatError("the end of the words", "more of them", "zstandard frame")
+            if out.nbytes == self._n_bytes:
+                self._read_whole(out)
+            else:
+                self._read_next(out)
         except zstandard.ZstdError as error:
             raise FormatError("a zstandard frame", str(error), "literal") from error
+        self._left -= out.nbytes
         if out.size and int(out.max()) > self._largest:
             raise FormatError(f"words up to {self._largest}", str(out.max()), "literal")
+
+    def _read_whole(self, out: Words) -> None:
+        data = _DECOMPRESSORS.whole.decompress(self._payload)
+        if len(data) != out.nbytes:
+            raise FormatError(f"{out.nbytes} bytes", str(len(data)), "zstandard frame")
+        out.view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+
+    def _read_next(self, out: Words) -> None:
+        if self._reader is None:
+            self._reader = _new_decompressor().stream_reader(self._payload, read_size=_READ_BYTES)
+        target, done = out.view(np.uint8).data, 0
+        while done < out.nbytes:
+            n_bytes = self._reader.readinto(target[done:])
+            if not n_bytes:
+                raise FormatError(f"{self._left - done} more bytes", "the end", "zstandard frame")
+            done += n_bytes
+        if done == self._left and self._reader.read(1):
+            raise FormatError("the end of the words", "more of them", "zstandard frame")
 
 
 class Lz(Encoding):
