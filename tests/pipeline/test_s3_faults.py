@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ import pytest
 import s3fs
 
 from pipeline.snapshots import time_text
+from pipeline.store import ObjectInfo
 from pipeline.store_s3 import S3Source, S3Store
 from tests.cases import bf16, noise, safetensors
 from tests.faultproxy import ALWAYS, Fault, Proxy, fault_proxy
@@ -245,7 +246,7 @@ def test_a_denied_key_fails_alone(place: Place) -> None:
 )
 def test_an_object_that_changes_at_any_read_is_never_mixed(place: Place, change: str, monkeypatch: Patch) -> None:
     """T12, G01, G02: before the k-th read of the source, for every k; the next run archives what is there then."""
-    read, source = S3Source.get_ranges, place.store("source")
+    source = place.store("source")
     other = {"same size": noise(9, 30_000), "another size": noise(9, 70_000), "deleted": None}[change]
     now = {key: data for key, data in (FILES | {"noise.bin": other}).items() if data is not None}
     seen = set()
@@ -253,12 +254,12 @@ def test_an_object_that_changes_at_any_read_is_never_mixed(place: Place, change:
         source.put("noise.bin", FILES["noise.bin"])
         calls = itertools.count()
 
-        def get_ranges(self: S3Source, *arguments: object, k: int = k, calls: Iterator[int] = calls) -> object:
-            if self.url.endswith("source") and next(calls) == k:
+        def changes(k: int = k, calls: Iterator[int] = calls) -> None:
+            if next(calls) == k:
                 _change(source, other)
-            return read(self, *arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(S3Source, "get_ranges", get_ranges)
+        monkeypatch.setattr(S3Source, "first", _after(changes, S3Source.first, "noise.bin"))
+        monkeypatch.setattr(S3Source, "get_ranges", _after(changes, S3Source.get_ranges))
         ran = place.archive(name=f"archive-{k}")
         monkeypatch.undo()
         reasons = {failure["reason"] for failure in ran.json["failures"]}
@@ -272,6 +273,15 @@ def test_an_object_that_changes_at_any_read_is_never_mixed(place: Place, change:
         watched.check(FILES, now)
     assert k > 2
     assert len(seen) == 1
+
+
+def _after(changes: Callable[[], None], read: Callable[..., object], key: str = "") -> Callable[..., object]:
+    def called(self: S3Source, info: ObjectInfo, *arguments: object) -> object:
+        if self.url.endswith("source") and info.key.startswith(key):
+            changes()
+        return read(self, info, *arguments)
+
+    return called
 
 
 def _change(source: S3Store, data: bytes | None) -> None:
