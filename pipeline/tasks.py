@@ -235,11 +235,14 @@ class Encoder:
         rows, columns = shape_of(row, words)
         row_words = columns if rows > 1 else 0
         recalled = self._roles.recall(row.tensor, words, row.dtype, row_words)
+        missed: tuple[int, Recalled] | None = None
         for one in () if recalled is None else (recalled, *recalled.others):
             encoded = self._encoded(one.program, words, digest)
             if encoded is not None and not one.is_missed(encoded.body_bytes):
                 self._found = one
                 return encoded, 0
+            if encoded is not None and (missed is None or encoded.body_bytes < missed[0]):
+                missed = encoded.body_bytes, one
         found = self._found = self._roles.search(words, row.dtype, rows, columns)
         encoded = self._encoded(found.program, words, digest)
         if found.expansions and (encoded is None or found.is_missed(encoded.body_bytes)):
@@ -247,6 +250,9 @@ class Encoder:
             self._found = found
         if encoded is not None and words.size:
             self._roles.remember(row.tensor, words, row.dtype, row_words, found, encoded)
+        if missed is not None and (encoded is None or missed[0] < encoded.body_bytes):
+            self._found = missed[1]
+            encoded = self._encoded(missed[1].program, words, digest)
         return encoded, found.expansions
 
     def _encoded(self, program: Node, words: Words, digest: bytes) -> Encoded | None:

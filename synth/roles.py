@@ -29,7 +29,7 @@ from operators.run import Encoded, encode
 from operators.words import Words
 from synth.options import SearchOptions
 from synth.prior import Prior, Remembered
-from synth.synthesis import MISSED_BYTES, MISSED_PERCENT, Synthesis, synthesise
+from synth.synthesis import Synthesis, synthesise
 from synth.template import fit
 
 SMALL_WORDS = 1 << 12
@@ -42,7 +42,11 @@ MAX_KNOWN = 4
 """Programs that are remembered for tensors of one kind."""
 CLEARLY = 16
 """One part in so many."""
-MOST_VAIN = 2
+MOST_VAIN = 4
+"""A program that was larger than others for so many small tensors in turn is not tried again in the task."""
+MISSED_PERCENT, MISSED_BYTES = 103, 192
+"""A recalled program may take this part of what it took before, and so many bytes more: to search takes longer than to
+code half a megabyte."""
 RAW_BITS = (16, 32, 64)
 """Words of so many bits have a raw form, and consist of parts that have one."""
 _RAW = Node(Literal("raw"))
@@ -158,25 +162,28 @@ class Roles:
         """Return the program that takes the fewest bytes of small `words`.
 
         Those that only their record can tell of are written where they took clearly less of others than the best of
-        the rest takes of these, until they have been written in vain. Tensors of several kinds look alike: what is
-        expected is what the largest of them took.
+        the rest takes of these. Tensors of several kinds look alike: what is expected is what the largest of them took.
         """
         best, best_bytes = recalled[0], words.nbytes
-        others = []
+        tried, others = [], []
         for one in recalled:
+            if self._vain[one.program] >= MOST_VAIN:
+                continue
             n_bytes = payload_bytes(one.program, words)
             if n_bytes is None:
                 others.append(one)
-            elif n_bytes < best_bytes:
+                continue
+            tried.append(one)
+            if n_bytes < best_bytes:
                 best, best_bytes = one, n_bytes
         for one in others:
-            is_worth_it = one.expected_bits < 8 * (best_bytes - best_bytes // CLEARLY)
-            if is_worth_it and self._vain[one.program] < MOST_VAIN:
+            if one.expected_bits < 8 * (best_bytes - best_bytes // CLEARLY):
+                tried.append(one)
                 encoded = written(one.program, words)
                 if encoded is not None and encoded.body_bytes < best_bytes:
                     best, best_bytes = one, encoded.body_bytes
-                else:
-                    self._vain[one.program] += 1
+        for one in tried:
+            self._vain[one.program] = 0 if one is best else self._vain[one.program] + 1
         return Recalled(best.program, max([one.expected_bits for one in recalled]), best.found)
 
 

@@ -28,8 +28,8 @@ SMALL = 16
 """Nor does one that differs from others in less than this part of the whole: a sample that errs there costs little."""
 MISSED_PERCENT, MISSED_BYTES = 103, 64
 """A program that takes more than this part of what it was expected to, and so many bytes, was misjudged."""
-BYTES_PER_EXPANSION = 256
-"""A small tensor has fewer expansions: one per so many bytes."""
+FULL_BYTES = 128 << 10
+"""A smaller tensor has fewer expansions, in proportion: one takes as long as it takes to code half a megabyte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Synthesis:
 
 def budget_of(n_bytes: int, options: SearchOptions) -> int:
     """Return the expansions that a tensor of `n_bytes` may take."""
-    return min(options.budget, max(MIN_BUDGET, n_bytes // BYTES_PER_EXPANSION))
+    return min(options.budget, max(MIN_BUDGET, options.budget * n_bytes // FULL_BYTES))
 
 
 def synthesise(

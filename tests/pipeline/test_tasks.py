@@ -28,10 +28,11 @@ from pipeline.packs import read_records
 from pipeline.plan import make_plan
 from pipeline.rows import Row
 from pipeline.segments import opaque
-from pipeline.store import Buffers, ObjectInfo, Room, taken
+from pipeline.store import Buffers, ObjectInfo, Room, Whole, taken
 from pipeline.tasks import Encoder, TaskWorker, search_words, segment_words
 from synth.learn import OPTIONS
-from synth.prior import Prior
+from synth.prior import Prior, Remembered
+from synth.roles import role_of
 from synth.template import RAW
 from tests.cases import noise
 from tests.memory_store import MemoryStore
@@ -52,6 +53,20 @@ def stored(program: Node, dtype: str, data: bytes, monkeypatch: pytest.MonkeyPat
     assert encoder.alarms == []
     assert execute(encoded.record).tobytes() == data
     return str(encoded.program)
+
+
+def test_a_recalled_program_stays_where_a_search_finds_none_that_is_smaller() -> None:
+    words = (np.random.default_rng(0).standard_normal(9000) * 0.02).astype("<f4").view("<u4") >> 16
+    data = words.astype("<u2").tobytes()
+    row = replace(ROW, dtype="BF16", n_bytes=len(data), digest=digest_of(data))
+    role = role_of(row.tensor, segment_words(row.segment, data), "BF16", 0)
+    program = "merge[7,8,1](bitpack, huffman, bitpack)"
+    prior = replace(Prior.uniform(), programs={role: (Remembered(program, 0, 0, 0),)})
+    encoder = Encoder(replace(OPTIONS, budget=0, share=True), prior)
+    for _ in range(2):
+        encoded, _ = encoder.record(row, memoryview(data))
+        assert str(encoded.program) == program
+        assert execute(encoded.record).tobytes() == data
 
 
 @pytest.mark.parametrize(
@@ -262,7 +277,7 @@ def test_memory_of_a_task_that_fails_is_used_again(tmp_path: Path) -> None:
     """Though its error is kept."""
 
     class Full(MemoryStore):
-        def put(self, key: str, data: bytes | Path) -> None:
+        def put(self, key: str, data: Whole) -> None:
             raise StoreError("room", "none", key)
 
     made: list[ref[Encoder]] = []

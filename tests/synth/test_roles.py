@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from operators.errors import FormatError
+from operators.fields import payload_bytes
 from operators.kernels.looks import look
-from operators.program import parse
+from operators.program import Node, parse
 from operators.run import Encoded, encode, execute
 from operators.words import Words
 from synth import Prior
 from synth.calibrate import TensorSample, calibrate
 from synth.prior import Remembered
-from synth.roles import MAX_KNOWN, Recalled, Roles, role_of, with_raw_joined
+from synth.roles import MAX_KNOWN, MOST_VAIN, Recalled, Roles, role_of, with_raw_joined
 from synth.synthesis import Synthesis
 from tests.processes import run
 from tests.synth.support import options
@@ -151,6 +152,28 @@ def test_programs_that_were_made_for_words_are_fitted_to_others() -> None:
     record = record_of(recalled, tables[1])
     assert record.body_bytes < tables[1].nbytes // 6
     assert (str(first.program)[:13], str(record.program)[:13]) == ("dictionary[5]", "dictionary[6]")
+
+
+def test_a_program_that_lost_for_small_tensors_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = [weights(seed)[:1000] for seed in range(9)]
+    good, bad = "merge[7,8,1](bitpack, huffman, bitpack)", "merge[8,8](raw, raw)"
+    known = tuple(Remembered(program, 16 << 18, 0, 0) for program in (good, bad))
+    prior = dataclasses.replace(Prior.uniform(), programs={role_of("a", one, "BF16", 0): known for one in small})
+    found, tried = roles(prior), []
+
+    def counted(program: Node, words: Words) -> int | None:
+        tried.append(str(program))
+        return payload_bytes(program, words)
+
+    monkeypatch.setattr("synth.roles.payload_bytes", counted)
+    for _ in range(2):
+        for words in small:
+            recalled = found.recall("a", words, "BF16", 0)
+            assert recalled is not None
+            assert str(recalled.program) == good
+        assert (tried.count(good), tried.count(bad)) == (len(small), MOST_VAIN)
+        found.clear()
+        tried.clear()
 
 
 def test_constants_and_text_need_no_search() -> None:
