@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import resource
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SAMPLE_SECONDS = 0.02
+END_SECONDS = 2
+PR_SET_CHILD_SUBREAPER = 36
+"""Of Linux, as in `prctl(2)`."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,8 @@ class Finished:
 def run(command: Sequence[str], env: Mapping[str, str] | None = None, *, check: bool = True) -> Finished:
     """Run `command` to its end.
 
-    CPU time is that of the process and of all descendants it waited for. Peak memory is the largest sum of
+    CPU time is that of the process, of all descendants it waited for, and of those that end with it, as the server does
+    whose forks are the workers of a pool. Peak memory is the largest sum of
     the resident pages of the tree, sampled every 20 ms: shared pages count once for each process.
 
     Raises
@@ -49,6 +56,7 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None, *, check: 
         `check` is set and the command did not exit with 0.
     """
     start = time.perf_counter()
+    _adopt_orphans(is_on=True)
     process = subprocess.Popen(
         command, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
@@ -80,13 +88,33 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None, *, check: 
     done.set()
     for thread in threads:
         thread.join()
+    usages = [usage, *_left(peaks.keys() - {process.pid})]
+    _adopt_orphans(is_on=False)
     if check and process.returncode:
         raise RuntimeError(f"{' '.join(command)}: exit {process.returncode}\n{texts[0][-2000:]}\n{texts[1][-4000:]}")
-    cpu_seconds = usage.ru_utime + usage.ru_stime
+    cpu_seconds = sum(one.ru_utime + one.ru_stime for one in usages)
     own, *children = peaks.values()
     return Finished(
         process.returncode, texts[0], texts[1], wall_seconds, cpu_seconds, peak_bytes, own, max(children, default=0)
     )
+
+
+def _adopt_orphans(*, is_on: bool) -> None:
+    """Become the parent of processes below this one whose own parent ends, so that they can be waited for."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(is_on), 0, 0, 0)
+
+
+def _left(pids: Iterable[int]) -> Iterator[resource.struct_rusage]:
+    """Yield what those of `pids` took that were left by their parent and end at once."""
+    deadline = time.monotonic() + END_SECONDS
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):  # its parent has waited for it
+            ended, _, usage = os.wait4(pid, os.WNOHANG)
+            while not ended and time.monotonic() < deadline:
+                time.sleep(SAMPLE_SECONDS)
+                ended, _, usage = os.wait4(pid, os.WNOHANG)
+            if ended:
+                yield usage
 
 
 def brevis(*arguments: str | Path, env: Mapping[str, str] | None = None, check: bool = True) -> Finished:
@@ -97,12 +125,17 @@ def brevis(*arguments: str | Path, env: Mapping[str, str] | None = None, check: 
 def tree(pid: int) -> Iterator[int]:
     """Yield `pid` and its descendants."""
     yield pid
+    for child in children(pid):
+        yield from tree(child)
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that `pid` has started, none where it has ended."""
     try:
-        children = "".join(task.joinpath("children").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
-    except OSError:  # it ended meanwhile
-        return
-    for child in children.split():
-        yield from tree(int(child))
+        found = "".join(task.joinpath("children").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return []
+    return [int(child) for child in found.split()]
 
 
 def resident_bytes(pid: int) -> int:

@@ -27,6 +27,8 @@ class Misbehaving:
             (Path(self.folder) / f"{item}.{attempt}").touch()
             if item.startswith("die") and attempt == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if item == "orphan" and attempt == 0:
+                os.kill(os.getppid(), signal.SIGKILL)
             if item.startswith("flaky") and attempt < 2:
                 raise StoreError("a reply", "none", item)
             if item.startswith("changed"):
@@ -61,6 +63,45 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     items = [f"item{i}" for i in range(6)] + ["die1", "die2"]
     outcomes = {outcome.item: outcome for outcome in PoolExecutor(2, 8, 2).run(Misbehaving(str(tmp_path)), items)}
     assert {item: outcome.result for item, outcome in outcomes.items()} == {item: item.upper() for item in items}
+
+
+def test_the_process_that_forks_workers_is_replaced_when_it_is_killed(tmp_path: Path) -> None:
+    items = ["a", "orphan", "b", "c"]
+    outcomes = {outcome.item: outcome for outcome in PoolExecutor(2, 8, 1).run(Misbehaving(str(tmp_path)), items)}
+    assert {item: outcome.result for item, outcome in outcomes.items()} == {item: item.upper() for item in items}
+
+
+@dataclass(frozen=True)
+class Looking:
+    """A job that tells what a worker has: its parent, the files of the driver that it has open, and its environment."""
+
+    inode: int
+
+    def open(self) -> Callable[[str], tuple[int, int, str | None]]:
+        def work(_item: str) -> tuple[int, int, str | None]:
+            places = list(Path("/proc/self/fd").iterdir())
+            n_open = sum(place.stat().st_ino == self.inode for place in places if place.exists())
+            return os.getppid(), n_open, os.environ.get("BREVIS_TEST")
+
+        return work
+
+
+def test_workers_share_nothing_of_the_driver_but_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parents = set()
+    with (tmp_path / "secret").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        for value in ("one", "other"):
+            monkeypatch.setenv("BREVIS_TEST", value)
+            job = Looking(os.fstat(file.fileno()).st_ino)
+            for outcome in PoolExecutor(2, 0, 1).run(job, list("abcd")):
+                assert outcome.result is not None
+                parent, n_open, found = outcome.result
+                parents.add(parent)
+                assert (n_open, found) == (0, value)
+    assert len(parents) == 1  # all are forks of one process
+    assert parents != {os.getpid()}
 
 
 def test_a_worker_that_always_dies_is_given_up() -> None:

@@ -23,7 +23,7 @@ from pipeline.store_local import LocalStore
 from tests.cases import bf16, noise, safetensors
 from tests.invariants import Watched
 from tests.pipeline.commands import Capture, Ran, objects_of, write
-from tests.processes import ROOT, tree
+from tests.processes import ROOT, children, tree
 
 OPTIONS = ("--set", "task_bytes=60000", "--set", "synth.prior=uniform", "--set", "synth.budget=4")
 FILES = {
@@ -158,7 +158,7 @@ def test_a_worker_of_a_pool_that_is_killed_is_replaced(source: Path, archive: Pa
     """H01: by its process id, in mid task."""
     driver = started("archive", source, archive, *OPTIONS)
     wait_for(lambda: len(objects_of(archive, "runs")) > 2)
-    workers = [pid for pid in tree(driver.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    workers = [pid for child in children(driver.pid) for pid in children(child)]
     os.kill(workers[0], signal.SIGKILL)
     assert driver.wait(60) == 0
     assert finish(source, archive, capsys).json["unchanged"]
