@@ -53,7 +53,7 @@ class Run:
     memory_bytes : int
         Resident memory that one worker may use.
     scratch_dir : str
-        Where packs grow before they are put; empty takes the archive where it is a folder, else the temporary
+        Where packs go on that outgrow their memory; empty takes the archive where it is a folder, else the temporary
         directory of the system.
     retries : int
         How often a failed task is tried again.

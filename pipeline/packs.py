@@ -1,7 +1,7 @@
-"""Packs: written to a file first, put whole, read by ranges.
+"""Packs: made in memory, put whole, read by ranges.
 
-A pack grows in a file of the scratch directory or beside the objects of the archive, hashed as it grows, and is put
-under the digest of its bytes.
+A pack is put under the digest of its bytes. One that outgrows its memory goes on in a file, of the scratch directory or
+beside the objects of the archive.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -26,7 +27,7 @@ from operators.record import PACK_FOOTER_BYTES, books_range, pack_footer, pack_h
 from operators.words import Bytes
 from pipeline.parquet import from_parquet, to_parquet
 from pipeline.rows import Row, Rows
-from pipeline.store import ObjectInfo, Room, SourceStore, Store
+from pipeline.store import ObjectInfo, Room, SourceStore, Store, Whole
 
 Record = tuple[Row, memoryview]
 """A row and its record."""
@@ -81,8 +82,8 @@ def read_index(data: Bytes, where: str) -> Rows:
 class PackSpool:
     """A pack on its way to a store.
 
-    Records gather in memory, so that the caller need not wait for them to be hashed and written while it has something
-    to compute; `flush` does both, and so does whatever finds no room.
+    Records gather in memory, so that the caller need not wait for them to be hashed while it has something to compute.
+    What finds no room writes them to a file, where the rest follows.
 
     Parameters
     ----------
@@ -100,10 +101,11 @@ class PackSpool:
     """
 
     def __init__(self, store: Store, scratch_dir: str, memory: NDArray[np.uint8]) -> None:
-        self._folder = scratch_dir or "the archive or the temporary directory"
-        with _room(self._folder, scratch_dir):
-            self.path = store.spool(scratch_dir)
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        self._store, self._scratch_dir = store, scratch_dir
+        self._path: Path | None = None
+        self._file = -1
+        self._pieces: list[memoryview] = []
+        """What is hashed and not in the file."""
         self._memory = memory
         self._held: list[tuple[int, int]] = []
         self._first = memory.__array_interface__["data"][0]
@@ -135,8 +137,17 @@ class PackSpool:
         offset, self.n_bytes = self.n_bytes, self.n_bytes + n_bytes
         return offset, self._memory.data[start : start + n_bytes].toreadonly()
 
+    @property
+    def whole(self) -> Whole:
+        """The finished pack, to be put: its file, or its pieces, some in `memory`."""
+        return self._pieces if self._path is None else self._path
+
     def flush(self) -> None:
-        """Hash and write what is held in memory."""
+        """Hash what is held in memory and write it to the file."""
+        self._hash()
+        self._spill()
+
+    def _hash(self) -> None:
         self.before_flush()
         offset = self._written_bytes
         stretches: list[tuple[int, int]] = []
@@ -153,13 +164,15 @@ class PackSpool:
 
     def finish(self, index: bytes, books: bytes = b"") -> bytes:
         """Append the index, the codebooks that the records name, and the footer; return the digest of the pack."""
-        self.flush()
+        self._hash()
         offset = self.n_bytes
         self._append(index)
         self._append(books)
         self._append(pack_footer(offset, len(index)))
-        with self._room():
-            self._close()
+        if self._path is not None:
+            self._spill()
+            with _room(self._scratch_dir, str(self._path)):
+                self._close()
         return self._hasher.digest()
 
     def _make_room(self, n_bytes: int) -> None:
@@ -177,12 +190,19 @@ class PackSpool:
     def _write(self, data: memoryview) -> None:
         self._hasher.update(data)
         self._written_bytes += len(data)
-        with self._room():
-            while data:
-                data = data[os.write(self._file, data) :]
+        self._pieces.append(data)
 
-    def _room(self) -> contextlib.AbstractContextManager[None]:
-        return _room(self._folder, str(self.path))
+    def _spill(self) -> None:
+        """Write the pieces to the file: their memory is needed, or what comes before them is there."""
+        if self._path is None:
+            with _room(self._scratch_dir, self._scratch_dir):
+                self._path = self._store.spool(self._scratch_dir)
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        with _room(self._scratch_dir, str(self._path)):
+            for data in self._pieces:
+                while data:
+                    data = data[os.write(self._file, data) :]
+        self._pieces = []
 
     def _close(self) -> None:
         if self._file >= 0:
@@ -198,7 +218,8 @@ class PackSpool:
         self.before_flush = _nothing  # it has this pack: each would keep the other, and its memory, until a collection
         with contextlib.suppress(OSError):  # in place of the error that tells of it
             self._close()
-        self.path.unlink(missing_ok=True)  # it is gone where the store has taken it
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)  # it is gone where the store has taken it
 
 
 def _nothing() -> None:
@@ -206,10 +227,11 @@ def _nothing() -> None:
 
 
 @contextlib.contextmanager
-def _room(folder: str, where: str) -> Iterator[None]:
+def _room(scratch_dir: str, where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        folder = scratch_dir or "the archive or the temporary directory"
         found = error.strerror or str(error)
         step = "set run.scratch_dir to a folder with room"
         raise StoreError(f"room for a pack in {folder}", found, where, step) from error

@@ -49,6 +49,8 @@ Listing: TypeAlias = "list[ObjectInfo]"
 Leftovers: TypeAlias = "list[Dated]"
 Buffers: TypeAlias = list[memoryview]
 Data: TypeAlias = bytes | memoryview
+Whole: TypeAlias = "bytes | Path | Sequence[Data]"
+"""An object whole: its bytes, a file, or pieces in order."""
 Range: TypeAlias = tuple[int, int]
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 """What a store keeps of an object beside its bytes: names and values as S3 has them on the wire, by name."""
@@ -237,8 +239,15 @@ class Store(SourceStore, Protocol):
             Somebody else wrote the key first.
         """
 
-    def put(self, key: str, data: bytes | Path) -> None:
-        """Write a content-named object whole; writing it again writes the same bytes. A file of `spool` is taken."""
+    def put(self, key: str, data: Whole) -> None:
+        """Write a content-named object whole; writing it again writes the same bytes.
+
+        Parameters
+        ----------
+        key : str
+        data : Whole
+            A file is one of `spool`, and taken; pieces stay as they are meanwhile.
+        """
 
     def spool(self, scratch_dir: str) -> Path:
         """Make an empty file for the caller to fill and then `put`, or remove.
@@ -372,12 +381,13 @@ class StoreBase:
 
     write_stretch = publish = abandon = _of_nothing_staged
 
-    def put(self: Store, key: str, data: bytes | Path) -> None:
+    def put(self: Store, key: str, data: Whole) -> None:
         """Write a content-named object whole."""
         if isinstance(data, Path):
             self.write(key, pieces_of(data), n_bytes=data.stat().st_size, overwrite=True)
-        else:
-            self.write(key, [data], n_bytes=len(data), overwrite=True)
+            return
+        pieces = [data] if isinstance(data, bytes) else data
+        self.write(key, pieces, n_bytes=sum(map(len, pieces)), overwrite=True)
 
     def spool(self, scratch_dir: str) -> Path:
         """Make an empty file that only this user may read."""

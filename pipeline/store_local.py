@@ -28,6 +28,7 @@ from pipeline.store import (
     Staged,
     StoreBase,
     Stretch,
+    Whole,
     absolute_url,
     check_ranges,
     check_tiles,
@@ -281,7 +282,7 @@ class LocalStore(StoreBase, LocalSource):
         os.close(os.open(path, _NEW_FILE, 0o666))
         return path
 
-    def put(self, key: str, data: bytes | Path) -> None:
+    def put(self, key: str, data: Whole) -> None:
         """See `Store.put`: a file beside the objects is moved into its place."""
         if not isinstance(data, Path) or data.parent != Path(self._scope.folder):
             super().put(key, data)

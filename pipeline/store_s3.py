@@ -16,6 +16,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -48,6 +49,7 @@ from pipeline.store import (
     Staged,
     StoreBase,
     Stretch,
+    Whole,
     check_ranges,
     check_tiles,
     coalesce,
@@ -55,6 +57,7 @@ from pipeline.store import (
     key_order,
     taken,
 )
+from pipeline.store_s3_body import Body
 from pipeline.store_s3_client import (
     BUSY,
     EXPIRED,
@@ -73,6 +76,8 @@ Result = TypeVar("Result")
 
 PART_BYTES = 24 << 20
 """Objects up to this size are one PUT; larger ones go up in parts that start at this size."""
+PUT_BYTES = 72 << 20
+"""What lies in memory as a whole is one PUT up to this size, as the pack of a task nearly always does."""
 MAX_PARTS = 10_000
 MAX_KEY_BYTES = 1024
 _PARTS_AT_ONCE = 2
@@ -351,8 +356,9 @@ class S3Source:
     async def _request(self, method: str, where: str, request: Mapping[str, Any]) -> Any:
         client = self._connected()
         for attempt in range(2):
+            body = {"Body": Body(request["Body"])} if "Body" in request else {}
             try:
-                return await client._call_s3(method, Bucket=self._bucket, **request)
+                return await client._call_s3(method, Bucket=self._bucket, **{**request, **body})
             except Exception as error:
                 if attempt == 0 and code_of(error) in EXPIRED:
                     await client.set_session(refresh=True)  # credentials were renewed behind a client that kept them
@@ -390,9 +396,17 @@ class S3Store(StoreBase, S3Source):
 
     def put_new(self, key: str, data: bytes) -> None:
         """See `Store.put_new`: ``If-None-Match: *``."""
-        self._put_object(key, data, overwrite=False)
+        self._put_object(key, [data], overwrite=False)
 
-    def _put_object(self, key: str, data: bytes, *, overwrite: bool, headers: Headers = ()) -> None:
+    def put(self, key: str, data: Whole) -> None:
+        """See `Store.put`. Memory of up to `PUT_BYTES` is one PUT: parts are more requests, hashed twice and joined."""
+        pieces = [data] if isinstance(data, bytes) else data
+        if isinstance(pieces, Path) or sum(map(len, pieces)) > PUT_BYTES:
+            super().put(key, data)
+        else:
+            self._put_object(key, pieces, overwrite=True)
+
+    def _put_object(self, key: str, data: Sequence[Data], *, overwrite: bool, headers: Headers = ()) -> None:
         """One PUT. A refused create is looked at before anything is concluded.
 
         A retry by the client after a lost reply is refused because the first try won; the id that each write carries
@@ -408,10 +422,10 @@ class S3Store(StoreBase, S3Source):
             raise
         except StoreError as failure:
             try:
-                found, metadata = self._run(self._get(self._full(key), key, len(data)))
+                found, metadata = self._run(self._get(self._full(key), key, sum(map(len, data))))
             except (NotFoundError, LimitError):
                 raise failure from None
-            if metadata.get(WRITE_ID) != write_id or found != data:
+            if metadata.get(WRITE_ID) != write_id or found != b"".join(data):
                 raise
 
     def _condition(self, *, overwrite: bool) -> dict[str, Any]:
@@ -436,7 +450,7 @@ class S3Store(StoreBase, S3Source):
             return
         self._check_key(key, overwrite=overwrite)
         whole = b"".join(map(bytes, exactly(data, n_bytes, key)))
-        self._put_object(key, whole, overwrite=overwrite, headers=headers)
+        self._put_object(key, [whole], overwrite=overwrite, headers=headers)
 
     def stage(self, key: str, *, n_bytes: int, overwrite: bool, headers: Headers = ()) -> Staged:
         """See `Store.stage`: an upload in parts, in which each byte has its part from the start."""
@@ -462,7 +476,7 @@ class S3Store(StoreBase, S3Source):
             for body in _parts(exactly(data, end - begin, staged.key), staged.step_bytes):
                 if len(pending) == _PARTS_AT_ONCE:
                     settle()
-                request = {**target, "PartNumber": start // staged.step_bytes + 1, "Body": body}
+                request = {**target, "PartNumber": start // staged.step_bytes + 1, "Body": [body]}
                 work = self._request("upload_part", f"{staged.key}@{start}", request)
                 pending.append((start, start + len(body), asyncio.run_coroutine_threadsafe(work, loop)))
                 start += len(body)

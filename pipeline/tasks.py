@@ -344,7 +344,7 @@ class TaskWorker:
             digest = pack.finish(pack_index(rows), carried.books.to_bytes())
             if any(row.pack is None for row in rows):
                 with timed("store"):
-                    self._archive.put(pack_key(digest), pack.path)
+                    self._archive.put(pack_key(digest), pack.whole)
         alarms = tuple(desk.encoder.alarms)
         rows = [
             row

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from operators.errors import ChangedError, ExistsError, LimitError, NotFoundError, PathError
-from pipeline.store import Buffers, Data, Dated, Headers, Leftovers, Listing, ObjectInfo, Room, Store, StoreBase
+from pipeline.store import Buffers, Data, Dated, Headers, Leftovers, Listing, ObjectInfo, Room, Store, StoreBase, Whole
 
 
 @dataclass
@@ -71,9 +71,9 @@ class MemoryStore(StoreBase):
         self.objects[key] = data
         self.written[key] = self.clock
 
-    def put(self, key: str, data: bytes | Path) -> None:
+    def put(self, key: str, data: Whole) -> None:
         self._called("put", key)
-        content = data.read_bytes() if isinstance(data, Path) else data
+        content = bytes_of(data)
         assert self.objects.get(key, content) == content, f"{key} was modified"
         self.objects[key] = content
         self.written[key] = self.clock
@@ -113,6 +113,13 @@ class MemoryStore(StoreBase):
             return self.objects[key]
         except KeyError:
             raise NotFoundError("an object", "none", key) from None
+
+
+def bytes_of(whole: Whole) -> bytes:
+    """Return what `Store.put` was given."""
+    if isinstance(whole, Path):
+        return whole.read_bytes()
+    return whole if isinstance(whole, bytes) else b"".join(whole)
 
 
 def _info(key: str, data: bytes) -> ObjectInfo:

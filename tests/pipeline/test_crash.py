@@ -23,11 +23,11 @@ from operators.run import encode
 from pipeline import archive, commit, planning, sampling, store_local, tasks
 from pipeline.cli import main
 from pipeline.executors import SerialExecutor
-from pipeline.store import Store
+from pipeline.store import Store, Whole
 from pipeline.store_local import LocalStore
 from tests import cases
 from tests.invariants import Watched, publish_before_manifest
-from tests.memory_store import FaultyStore, Killed, MemoryStore, at_every_call, kill, reach
+from tests.memory_store import FaultyStore, Killed, MemoryStore, at_every_call, bytes_of, kill, reach
 from tests.pipeline.commands import Capture, Patch, Ran
 
 SETTINGS = ("tasks_in_flight=1", "task_bytes=6000", "retries=0", "synth.prior=uniform", "synth.budget=0")
@@ -209,9 +209,9 @@ def test_packs_after_the_snapshot_are_noticed(nights: Nights) -> None:
 
         late: ClassVar[dict[str, bytes]] = {}
 
-        def put(self, key: str, data: bytes | Path) -> None:
+        def put(self, key: str, data: Whole) -> None:
             if key.startswith("packs/"):
-                self.late[key] = data.read_bytes() if isinstance(data, Path) else data
+                self.late[key] = bytes_of(data)
             else:
                 super().put(key, data)
 
@@ -238,7 +238,7 @@ def test_a_manifest_after_the_snapshot_is_noticed(nights: Nights, monkeypatch: P
 class Garbling(MemoryStore):
     """Stores another manifest than it was given, and says that all is well."""
 
-    def put(self, key: str, data: bytes | Path) -> None:
+    def put(self, key: str, data: Whole) -> None:
         super().put(key, data)
         if key.startswith("manifests/"):
             self.objects[key] = self.objects[key][:-1]

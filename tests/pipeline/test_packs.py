@@ -21,7 +21,7 @@ from pipeline.executors import may_retry
 from pipeline.packs import PackBooks, PackSpool, pack_key
 from pipeline.rows import Row
 from tests.cases import noise
-from tests.memory_store import MemoryStore
+from tests.memory_store import MemoryStore, bytes_of
 from tests.strategies import BOOKS
 
 
@@ -30,7 +30,7 @@ def spool(folder: Path, *records: bytes) -> bytes:
     with PackSpool(MemoryStore(), str(folder), np.empty(1500, np.uint8)) as pack:
         offsets = [pack.add(record)[0] for record in records]
         digest = pack.finish(b"index")
-        data = pack.path.read_bytes()
+        data = bytes_of(pack.whole)
         assert digest == blake3(data).digest()
         assert len(data) == pack.n_bytes
         for offset, record in zip(offsets, records, strict=True):
@@ -43,6 +43,17 @@ def test_a_pack_does_not_depend_on_what_it_holds_in_memory(tmp_path: Path) -> No
     records = [noise(i, n_bytes) for i, n_bytes in enumerate((700, 800, 1, 1500, 1499, 2, 3))]
     assert spool(tmp_path, *records)[len(pack_header()) :].startswith(b"".join(records))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("n_records", [1, 2])
+def test_a_pack_goes_to_a_file_only_where_it_outgrows_its_memory(tmp_path: Path, n_records: int) -> None:
+    with PackSpool(MemoryStore(), str(tmp_path), np.empty(1500, np.uint8)) as pack:
+        for _ in range(n_records):
+            pack.add(noise(1, 800))
+        pack.finish(b"index", b"books")
+        assert isinstance(pack.whole, Path) == (n_records == 2)
+        assert len(list(tmp_path.iterdir())) == n_records - 1
+        assert bytes_of(pack.whole).count(noise(1, 800)) == n_records
 
 
 @pytest.mark.parametrize("kept_bytes", [1 << 20, 500, 0])
@@ -64,24 +75,24 @@ def test_a_record_may_be_made_where_it_is_added(
         pack.flush()
         assert not held
         whole = b"".join(noise(n_bytes, n_bytes) for n_bytes in sizes)
-        assert pack.path.read_bytes()[len(pack_header()) :] == whole
+        assert bytes_of(pack.whole)[len(pack_header()) :] == whole
         offsets = [len(pack_header()) + sum(sizes[:i]) for i in range(len(sizes))]
         assert pack.digests == {at: blake3(noise(n, n)).digest() for at, n in zip(offsets, sizes, strict=True)}
 
 
 def test_a_missing_folder_may_be_there_later(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"run\.scratch_dir") as caught:
-        spool(tmp_path / "none", b"1")
+        spool(tmp_path / "none", bytes(1500), b"1")
     assert str(tmp_path / "none") in str(caught.value)
     assert os.strerror(errno.ENOENT) in str(caught.value)
     assert may_retry(caught.value)
 
 
-@pytest.mark.parametrize("room_bytes", [500, 1010])
+@pytest.mark.parametrize("room_bytes", [500, 1500])
 def test_a_full_disk_is_named_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_bytes: int
 ) -> None:
-    """Full at the record, at the index."""
+    """Full at the first record, at the second, which goes there with the index."""
     real, left_bytes = os.write, room_bytes
 
     def write(file: int, data: memoryview) -> int:
@@ -95,11 +106,11 @@ def test_a_full_disk_is_named_and_nothing_is_left(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", write)
         with pytest.raises(StoreError, match=r"run\.scratch_dir") as caught:
-            spool(tmp_path, bytes(1000))
+            spool(tmp_path, bytes(1000), bytes(501))
     assert os.strerror(errno.ENOSPC) in str(caught.value)
     assert may_retry(caught.value)
     assert list(tmp_path.iterdir()) == []
-    spool(tmp_path, bytes(1000))
+    spool(tmp_path, bytes(1000), bytes(501))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -112,7 +123,7 @@ def test_a_record_is_read_with_the_codebooks_of_its_pack(tmp_path: Path) -> None
         with PackSpool(store, str(tmp_path), np.empty(1500, np.uint8)) as pack:
             offset, _ = pack.add(encoded.record)
             digest = pack.finish(index, books.to_bytes())
-            store.put(pack_key(digest), pack.path)
+            store.put(pack_key(digest), pack.whole)
             n_bytes = len(encoded.record)
             row = SimpleNamespace(
                 program=str(encoded.program), pack=digest, pack_bytes=pack.n_bytes, pack_offset=offset,

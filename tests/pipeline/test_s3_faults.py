@@ -176,6 +176,7 @@ def test_a_store_that_takes_no_more_is_a_clear_failure(place: Place, match: str)
 def test_an_upload_in_parts_that_is_always_refused_leaves_no_object(place: Place, monkeypatch: Patch) -> None:
     """G08: SlowDown on every CreateMultipartUpload."""
     monkeypatch.setattr("pipeline.store_s3.part_bytes", lambda *_: 1 << 14)
+    monkeypatch.setattr("pipeline.store_s3.PUT_BYTES", 1 << 14)
     fault = Fault("^POST .*uploads", "503 SlowDown", ALWAYS)
     ran = place.archive("--include", "noise.bin", "--set", "retries=0", faults=[fault])
     assert ran.code == 1
