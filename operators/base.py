@@ -94,6 +94,10 @@ class Source(ABC):
         self.read(scratch)
         return scratch
 
+    def take_bytes(self, scratch: Words) -> NDArray[np.uint8]:
+        """As `take`, but the bytes of the words, which may lie anywhere."""
+        return self.take(scratch).view(np.uint8)
+
 
 @functools.cache
 def _names(kind: type) -> tuple[str, ...]:
@@ -339,6 +343,15 @@ class WholeSource(Source):
     @abstractmethod
     def decode(self, out: Words) -> None:
         """Fill `out` with all words of the stream. Raises DamageError."""
+
+    @property
+    def takes_lows(self) -> bool:
+        """Whether `decode_above` is there."""
+        return False
+
+    def decode_above(self, lows: NDArray[np.uint8], out: Words) -> None:
+        """Fill `out`, words of 32 bits: those of the stream above their lower halves, which are the bytes `lows`."""
+        raise NotImplementedError
 
     def read(self, out: Words) -> None:
         if out.size == self.stream.n_words and not self._position:

@@ -25,7 +25,7 @@ from operators.kernels.steps import COLUMNS, CUT, CUT_SOME, LEAF, LEFT, OTHER_LE
 from operators.literals.huffman import all_streams_of
 from operators.literals.profile import LARGE_WORDS, RANS_GAIN
 from operators.literals.rans import lanes_of
-from operators.literals.tiled import BUFFERS
+from operators.literals.tiled import BUFFERS, Tiled
 from operators.ops.add import Add
 from operators.ops.const import Const
 from operators.ops.dictionary import Dictionary
@@ -101,6 +101,8 @@ class Steps:
         The record up to its program and with it.
     places : int64 array, shape (k,)
         Where the codes of the encodings are in `head`.
+    in_halves : bool
+        Whether words of 32 bits are a raw half below another one, which is to be decoded where it belongs.
     """
 
     stream: Stream
@@ -112,6 +114,7 @@ class Steps:
     arena_bytes: int
     head: NDArray[np.uint8]
     places: Integers
+    in_halves: bool
     _coded: dict[bytes, Node] = field(default_factory=dict)
 
     def coded(self, codes: Integers) -> Node:
@@ -154,8 +157,21 @@ def steps_of(program: Node, width_bits: int, n_words: int) -> Steps | None:
     return Steps(
         stream, program, tuple(made.leaves), _table(made.down), _table(made.up),
         tuple(index for index, each in enumerate(literals) if each.encoding in OTHER), made.arena_bytes,
-        np.frombuffer(head, np.uint8), np.array(places, np.int64),
+        np.frombuffer(head, np.uint8), np.array(places, np.int64), _is_in_halves(program, literals),
     )  # fmt: skip
+
+
+def _is_in_halves(program: Node, literals: list[Literal]) -> bool:
+    op = program.op
+    if not isinstance(op, Merge) or op.widths != (16, 16) or len(literals) != 2:
+        return False
+    lower, upper = literals
+    return (
+        lower.encoding == "raw"
+        and upper.encoding in OTHER
+        and isinstance(upper.coder, Tiled)
+        and upper.coder.takes_lows
+    )
 
 
 def _table(steps: list[Step]) -> Integers:
@@ -399,6 +415,8 @@ def execute_small(
     if digest_at < 0:
         return None
     start = digest_at + DIGEST_BYTES
+    if steps.in_halves:
+        return (words, bytes(buffer[digest_at:start])) if _read_halves(steps, data[start:], sizes, words) else None
     arena = BUFFERS.take("arena", steps.arena_bytes)
     if steps.others and not _read_others(steps, buffer[start:], sizes.tolist(), arena, words, books):
         return None
@@ -417,6 +435,20 @@ def _read_others(
             payload, coder = payloads[start : start + sizes[index]], leaf.literal.coder
             known = (books,) if isinstance(coder, Conditioned) else ()
             coder.source(payload, leaf.stream, *known).read(leaf.words(arena, words))
+    except ArchiveError:
+        return False
+    return True
+
+
+def _read_halves(steps: Steps, payloads: NDArray[np.uint8], sizes: Integers, words: Words) -> bool:
+    """Decode the upper halves of words above their raw ones, which are not moved; return whether they can be read."""
+    lower, upper = steps.leaves
+    n_bytes, coder = lower.stream.n_bytes, upper.literal.coder
+    if sizes[0] != n_bytes:
+        return False
+    assert isinstance(coder, Tiled)
+    try:
+        coder.source(payloads[n_bytes:].data, upper.stream).decode_above(payloads[:n_bytes], words)
     except ArchiveError:
         return False
     return True

@@ -57,12 +57,14 @@ def fields(width_bits: int, n_words: int) -> None:
 
 
 def tiles(name: str) -> None:
-    """Run a conditioned encoding on words of 8 and 16 bits."""
+    """Run a conditioned encoding on words of 8 and 16 bits, and on those of 32 of which it codes the upper halves."""
     for width_bits, fraction_bits, low_bits in ((8, 2, 1), (16, 2, 5)):
         for signed in (0, 1, 2):
             # Exponents around the middle: words that such an encoding makes smaller.
             words = (np.arange(4096) % 7 + 8 << low_bits).astype(f"u{width_bits // 8}")
             run(Node(Literal(name, (16, low_bits, fraction_bits, signed, 2, 2))), words)
+    # Above raw halves such words are decoded by a kernel of their own.
+    run(parse(f"merge[16,16](raw, {name}[16,5,2,1,2,2])"), words.astype(np.uint32) << 16)
 
 
 def books() -> None:

@@ -15,6 +15,8 @@ class TileCoder:
 
     Attributes
     ----------
+    decode_upper_tiles : callable or None
+        Decodes words of 16 bits into the upper halves of others at once.
     encoder_bytes, decoder_bytes : int
         Of the prepared form of one table.
     """
@@ -23,6 +25,7 @@ class TileCoder:
     decoder_tables: Callable[..., None]
     encode_tiles: Callable[..., tuple[int, int]]
     decode_tiles: Callable[..., tuple[int, int]]
+    decode_upper_tiles: Callable[..., tuple[int, int]] | None
     encoder_bytes: int
     decoder_bytes: int
     fixed_bytes: int
@@ -39,6 +42,7 @@ def _family(module: ModuleType | Any) -> TileCoder:
         module.decoder_tables,
         module.encode_tiles,
         module.decode_tiles,
+        getattr(module, "decode_upper_tiles", None),
         module.ENCODER_BYTES,
         module.DECODER_BYTES,
         module.SCRATCH_BYTES,

@@ -29,6 +29,8 @@ from operators.kernels.vectors import (
     choose_words,
     fetch_to_read,
     fetch_to_write,
+    interleave_first,
+    interleave_last,
     item_bytes,
     least_bytes,
     least_words,
@@ -40,6 +42,7 @@ from operators.kernels.vectors import (
     load_word,
     load_words,
     natural_to_packed,
+    odd_words,
     pack_words,
     packed_to_natural,
     shift_pair,
@@ -71,7 +74,9 @@ class View(NamedTuple):
     ----------
     words, flips : address
     n_bytes : int
-        Of a word, a constant.
+        Of a word, a constant: 1, 2, or 4 where its upper half is what is decoded.
+    lows : address
+        Of the lower halves of words of 4 bytes.
     columns : int
     low, field, raw : int
         Bits of the word that are stored raw, of its field, and of its raw field with the sign.
@@ -83,6 +88,7 @@ class View(NamedTuple):
     words: Any
     flips: Any
     n_bytes: Any
+    lows: Any
     columns: Any
     low: Any
     field: Any
@@ -94,13 +100,14 @@ class View(NamedTuple):
 
 
 @inlined
-def view_of(words: Any, flips: Any, columns: Any, geometry: Any, scratch: Any) -> Any:
-    """Return the view of `words`, its scratch at the address `scratch`."""
+def view_of(words: Any, lows: Any, flips: Any, columns: Any, geometry: Any, scratch: Any) -> Any:
+    """Return the view of `words`, their lower halves and its scratch at the addresses `lows` and `scratch`."""
     low, signed = geometry[0], geometry[3]
     return View(
         address(words),
         address(flips),
         item_bytes(words),
+        lows,
         columns,
         low,
         geometry[2],
@@ -185,7 +192,7 @@ def _unpack_part(raws: Any, block: Any, view: Any, width: Any, offset: Any, some
     mask = all_bytes(((1 << width) - 1) << offset)
     for i in range(n_rows):
         held = load_some_bytes(some, block + i * view.columns)
-        if view.n_bytes == 2:
+        if view.n_bytes != 1:
             held = natural_to_packed(held)
         for j in range(8 // width):
             place = raws + 64 * (i + n_rows * j)
@@ -238,7 +245,7 @@ def _packed(j: Any) -> Any:
 @inlined
 def _turns(view: Any) -> Any:
     """Return how far apart the columns of two 16-byte parts of a row of symbols are, and those of halves of a part."""
-    return (8 * 64, 32 * 64) if view.n_bytes == 2 else (16 * 64, 8 * 64)
+    return (16 * 64, 8 * 64) if view.n_bytes == 1 else (8 * 64, 32 * 64)
 
 
 @inlined
@@ -252,7 +259,7 @@ def _per_column(view: Any, c: Any) -> Any:
         some,
         word_mask(bits),
         word_mask(bits >> np.uint64(32)),
-        natural_to_packed(flips) if view.n_bytes == 2 else flips,
+        flips if view.n_bytes == 1 else natural_to_packed(flips),
         load_words(tops),
         load_words(tops + 64),
     )
@@ -303,9 +310,27 @@ def split_tile(view: Any, rows: Any, out: Any) -> None:
 
 
 @inlined
+def _halves(n: Any, first: Any) -> Any:
+    """Return the mask of the 32 halves of words `first` to ``first + 16``, of which there are `n`."""
+    n = min(max(n, np.uint64(first)) - np.uint64(first), np.uint64(16))
+    return word_mask((np.uint64(1) << (n + n)) - np.uint64(1))
+
+
+@inlined
+def _load_uppers(view: Any, row: Any, some_a: Any, some_b: Any, wide: Any) -> Any:
+    """Return what of 64 words of 2 or 4 bytes is decoded, as it is in memory."""
+    if view.n_bytes == 2:
+        return load_some_words(some_a, row), load_some_words(some_b, row + 64)
+    return (
+        odd_words(load_some_words(wide[0], row), load_some_words(wide[1], row + 64)),
+        odd_words(load_some_words(wide[2], row + 128), load_some_words(wide[3], row + 192)),
+    )
+
+
+@inlined
 def merge_tile(view: Any, rows: Any, block: Any) -> None:
     """Inverse of `split_tile`; fields of escapes are in the words already, where they belong."""
-    above = 8 * view.n_bytes - 1 - view.low
+    above = (7 if view.n_bytes == 1 else 15) - view.low
     low, distance, up = all_words(view.low), all_words(above), all_words(view.raw & 8)
     field_mask, keep, low_bit = _ones(view.field), _ones(view.low), 1 << view.low
     sign_bit = low_bit if view.signed else 0
@@ -313,6 +338,8 @@ def merge_tile(view: Any, rows: Any, block: Any) -> None:
     part, half = _turns(view)
     for c in range(0, view.columns, 64):
         some, some_a, some_b, flips, top_a, top_b = _per_column(view, c)
+        n = np.uint64(min(view.columns - c, 64))
+        wide = _halves(n, 0), _halves(n, 16), _halves(n, 32), _halves(n, 48)
         for q in range(4):
             source, to = view.symbols + c * 64 + q * 16, x + q * 16 * 64
             transpose(source, source + half, part, to, to + 8 * 64)
@@ -321,14 +348,14 @@ def merge_tile(view: Any, rows: Any, block: Any) -> None:
             row = row_at(view, rows, j) + c * view.n_bytes
             symbols, held = load_bytes(x + _packed(j) * 64), load_bytes(raws + j * 64)
             escaped = symbols == all_bytes(ESCAPE)
-            if view.n_bytes == 2:
+            if view.n_bytes != 1:
                 mask = all_words(field_mask)
                 a, b = (top_a - widen_low(symbols)) & mask, (top_b - widen_high(symbols)) & mask
                 if bits_of_bytes(escaped):
                     escape = all_words(ESCAPE)
-                    a = choose_words(widen_low(symbols) == escape, (load_some_words(some_a, row) >> low) & mask, a)
-                    found = (load_some_words(some_b, row + 64) >> low) & mask
-                    b = choose_words(widen_high(symbols) == escape, found, b)
+                    found_a, found_b = _load_uppers(view, row, some_a, some_b, wide)
+                    a = choose_words(widen_low(symbols) == escape, (found_a >> low) & mask, a)
+                    b = choose_words(widen_high(symbols) == escape, (found_b >> low) & mask, b)
                 raw_a, raw_b = widen_low(held) << up, widen_high(held) << up
                 if view.raw & 8:
                     lows = natural_to_packed(load_some_bytes(some, block + j * view.columns + c))
@@ -341,8 +368,16 @@ def merge_tile(view: Any, rows: Any, block: Any) -> None:
                 if view.signed == 2:
                     a = _swap(a, all_words(low_bit), distance) ^ (widen_low(flips) << all_words(15))
                     b = _swap(b, all_words(low_bit), distance) ^ (widen_high(flips) << all_words(15))
-                store_some_words(some_a, row, a)
-                store_some_words(some_b, row + 64, b)
+                if view.n_bytes == 2:
+                    store_some_words(some_a, row, a)
+                    store_some_words(some_b, row + 64, b)
+                else:
+                    of_row = view.lows + ((row - view.words) >> 1)
+                    low_a, low_b = load_some_words(some_a, of_row), load_some_words(some_b, of_row + 64)
+                    store_some_words(wide[0], row, interleave_first(low_a, a))
+                    store_some_words(wide[1], row + 64, interleave_last(low_a, a))
+                    store_some_words(wide[2], row + 128, interleave_first(low_b, b))
+                    store_some_words(wide[3], row + 192, interleave_last(low_b, b))
             else:
                 mask = all_bytes(field_mask)
                 y = (packed_to_natural(pack_words(top_a, top_b)) - symbols) & mask
@@ -384,6 +419,10 @@ def fetch_part(view: Any, rows: Any, block: Any, pair: Any, words_written: Any) 
                 fetch_to_write(place + 64 * line)
             else:
                 fetch_to_read(place + 64 * line)
+        if view.n_bytes == 4:
+            low = view.lows + ((place - view.words) >> 1)
+            fetch_to_read(low)
+            fetch_to_read(low + 64)
     share = 16 * view.raw
     for place in range(block + share * pair, block + share * (pair + 1), 64):
         if words_written:

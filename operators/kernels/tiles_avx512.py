@@ -406,7 +406,7 @@ def encode_tiles(
     """
     two = states.size == 2 * LANES
     base = (address(scratch) + 63) & ~63
-    view = view_of(words, flips, columns, geometry, base + _STREAM_BYTES)
+    view = view_of(words, 0, flips, columns, geometry, base + _STREAM_BYTES)
     tops, scales, _ = _columns_of(scratch, view, columns)
     _pair_scales(column_order, column_scales, scales)
     block = 8 * view.raw * columns
@@ -507,63 +507,41 @@ def _take_escapes(view: Any, rows: Any, column: Any, bits: Any, escapes: Any) ->
         lanes &= lanes - np.uint64(1)
         row = row_at(view, rows, j)
         field = np.int64(load_word(escapes)) << view.low
-        if view.n_bytes == 2:
-            store_word(row + 2 * column, np.uint16(field))
-        else:
+        if view.n_bytes == 1:
             store_byte(row + column, np.uint8(field))
+        else:  # above the lower half of a word of 4 bytes
+            store_word(row + (column + 1) * view.n_bytes - 2, np.uint16(field))
         escapes += 2
     return escapes
 
 
-@kernel("states", "scratch", "words")
-def decode_tiles(
-    payload: NDArray[np.uint8],
-    columns: int,
-    rows: NDArray[np.int32],
-    tile_scales: NDArray[np.int32],
-    column_order: NDArray[np.int32],
-    column_scales: NDArray[np.int32],
-    levels: NDArray[np.uint8],
-    flips: NDArray[np.uint8],
-    geometry: NDArray[np.int64],
-    tables: NDArray[np.uint8],
-    raw_at: int,
-    at: int,
-    end: int,
-    states: NDArray[np.uint32],
-    escapes: NDArray[np.uint16],
-    n_escapes: int,
-    scratch: NDArray[np.uint8],
-    words: NDArray[Any],
-    is_last: bool,
-) -> tuple[int, int]:
-    """Inverse of `encode_tiles`, in the order of the tiles.
-
-    Parameters
-    ----------
-    payload : uint8 array
-        Blocks of raw bits from `raw_at` on, the stream in ``[at, end)``.
-    columns, rows, tile_scales, column_order, column_scales, levels, flips, geometry, states, scratch
-        As in `encode_tiles`.
-    tables : uint8 array, shape (n_tables, DECODER_BYTES)
-    raw_at, at, end : int
-        Bytes of `payload`.
-    escapes : uint16 array
-    n_escapes : int
-        The next of `escapes`.
-    words : uint8 or uint16 array, shape (n,)
-        All words of the rows are written.
-    is_last : bool
-        Whether the last tile is the last of all: the end of its block is taken from the states.
-
-    Returns
-    -------
-    at, n_escapes : int
-        `at` is -1 where the stream or the escapes end too soon, or the last states are not those of a writer.
-    """
+@inlined
+def _decode(
+    payload: Any,
+    columns: Any,
+    rows: Any,
+    tile_scales: Any,
+    column_order: Any,
+    column_scales: Any,
+    levels: Any,
+    flips: Any,
+    geometry: Any,
+    tables: Any,
+    raw_at: Any,
+    at: Any,
+    end: Any,
+    states: Any,
+    escapes: Any,
+    n_escapes: Any,
+    scratch: Any,
+    lows: Any,
+    words: Any,
+    is_last: Any,
+) -> Any:
+    """Decode tiles; the lower halves of words of 4 bytes are at the address `lows`."""
     two = states.size == 2 * LANES
     base = (address(scratch) + 63) & ~63
-    view = view_of(words, flips, columns, geometry, base + _STREAM_BYTES)
+    view = view_of(words, lows, flips, columns, geometry, base + _STREAM_BYTES)
     tops, scales, last_at = _columns_of(scratch, view, columns)
     _pair_scales(column_order, column_scales, scales)
     block = 8 * view.raw * columns
@@ -618,3 +596,88 @@ def decode_tiles(
         merge_tile(view, its_rows, source)
     left = safe - p if moved else address(payload) + end - p
     return end - left, (e - address(escapes)) >> 1
+
+
+@kernel("states", "scratch", "words")
+def decode_tiles(
+    payload: NDArray[np.uint8],
+    columns: int,
+    rows: NDArray[np.int32],
+    tile_scales: NDArray[np.int32],
+    column_order: NDArray[np.int32],
+    column_scales: NDArray[np.int32],
+    levels: NDArray[np.uint8],
+    flips: NDArray[np.uint8],
+    geometry: NDArray[np.int64],
+    tables: NDArray[np.uint8],
+    raw_at: int,
+    at: int,
+    end: int,
+    states: NDArray[np.uint32],
+    escapes: NDArray[np.uint16],
+    n_escapes: int,
+    scratch: NDArray[np.uint8],
+    words: NDArray[Any],
+    is_last: bool,
+) -> tuple[int, int]:
+    """Inverse of `encode_tiles`, in the order of the tiles.
+
+    Parameters
+    ----------
+    payload : uint8 array
+        Blocks of raw bits from `raw_at` on, the stream in ``[at, end)``.
+    columns, rows, tile_scales, column_order, column_scales, levels, flips, geometry, states, scratch
+        As in `encode_tiles`.
+    tables : uint8 array, shape (n_tables, DECODER_BYTES)
+    raw_at, at, end : int
+        Bytes of `payload`.
+    escapes : uint16 array
+    n_escapes : int
+        The next of `escapes`.
+    words : uint8 or uint16 array, shape (n,)
+        All words of the rows are written.
+    is_last : bool
+        Whether the last tile is the last of all: the end of its block is taken from the states.
+
+    Returns
+    -------
+    at, n_escapes : int
+        `at` is -1 where the stream or the escapes end too soon, or the last states are not those of a writer.
+    """
+    return _decode(
+        payload, columns, rows, tile_scales, column_order, column_scales, levels, flips, geometry, tables, raw_at, at,
+        end, states, escapes, n_escapes, scratch, 0, words, is_last,
+    )  # fmt: skip
+
+
+@kernel("states", "scratch", "words")
+def decode_upper_tiles(
+    payload: NDArray[np.uint8],
+    columns: int,
+    rows: NDArray[np.int32],
+    tile_scales: NDArray[np.int32],
+    column_order: NDArray[np.int32],
+    column_scales: NDArray[np.int32],
+    levels: NDArray[np.uint8],
+    flips: NDArray[np.uint8],
+    geometry: NDArray[np.int64],
+    tables: NDArray[np.uint8],
+    raw_at: int,
+    at: int,
+    end: int,
+    states: NDArray[np.uint32],
+    escapes: NDArray[np.uint16],
+    n_escapes: int,
+    scratch: NDArray[np.uint8],
+    lows: NDArray[np.uint8],
+    words: NDArray[np.uint32],
+    is_last: bool,
+) -> tuple[int, int]:
+    """Decode tiles of 16-bit words as the upper halves of `words`; `lows` are the bytes of their lower halves.
+
+    Other parameters and what is returned as for `decode_tiles`.
+    """
+    return _decode(
+        payload, columns, rows, tile_scales, column_order, column_scales, levels, flips, geometry, tables, raw_at, at,
+        end, states, escapes, n_escapes, scratch, address(lows), words, is_last,
+    )  # fmt: skip

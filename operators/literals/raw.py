@@ -50,6 +50,9 @@ class _Source(Source):
         scratch.view(np.uint8)[:] = data  # kernels see no unaligned pointer
         return scratch
 
+    def take_bytes(self, scratch: Words) -> NDArray[np.uint8]:
+        return self._next(scratch.nbytes)
+
     def _next(self, n_bytes: int) -> NDArray[np.uint8]:
         if n_bytes > self._left.size:
             raise FormatError(f"a read of at most {self._left.size} bytes", str(n_bytes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,10 @@ class Scaled(Tiled):
     def coder_bytes(self, columns: int) -> int:
         return 370 * columns + (1 << 20)  # of either family of kernels
 
+    @property
+    def takes_lows(self) -> bool:
+        return tile_coder().decode_upper_tiles is not None
+
     def put_tables(self, counts: NDArray[np.int64], used: Array8, head: Array8, bit: int) -> tuple[Tables, int]:
         frequencies, spare = np.empty(counts.shape, np.uint16), np.empty(self.n_tables, np.int64)
         tile_heads.fit_frequencies(counts, used, frequencies, spare)
@@ -69,7 +74,7 @@ class Scaled(Tiled):
 
     def decode(
         self, payload: Array8, runs: Sequence[Run], tables: Tables, at: tuple[int, int, int],
-        escapes: NDArray[np.uint16], out: Words,
+        escapes: NDArray[np.uint16], out: Words, lows: Array8 | None = None,
     ) -> tuple[int, int]:  # fmt: skip
         raw_at, states_at, stream_at = at
         states = np.frombuffer(payload, _STATE, _lanes(out.size), states_at).astype(np.uint32)
@@ -77,12 +82,16 @@ class Scaled(Tiled):
         prepared = BUFFERS.take("tables", self.n_tables * coder.decoder_bytes).reshape(self.n_tables, -1)
         coder.decoder_tables(tables, prepared)
         scratch = BUFFERS.take("scratch", coder.scratch_bytes(max([run.columns for run in runs], default=0)))
-        geometry = self.geometry(8 * out.itemsize)
+        geometry = self.geometry(8 * out.itemsize if lows is None else 16)
         used = 0
         for run in runs:
-            stream_at, used = coder.decode_tiles(
+            words: tuple[Words, ...] = (out[run.words],)
+            decode: Any = coder.decode_tiles
+            if lows is not None:
+                words, decode = (lows[2 * (run.words.start or 0) :], *words), coder.decode_upper_tiles
+            stream_at, used = decode(
                 payload, run.columns, *run.contexts, geometry, prepared, raw_at + run.raw_at, stream_at, payload.size,
-                states, escapes, used, scratch, out[run.words], run is runs[-1],
+                states, escapes, used, scratch, *words, run is runs[-1],
             )  # fmt: skip
             if stream_at < 0:
                 break

@@ -66,7 +66,7 @@ class ScaledHuffman(Tiled):
 
     def decode(
         self, payload: Array8, runs: Sequence[Run], tables: Tables, at: tuple[int, int, int],
-        escapes: NDArray[np.uint16], out: Words,
+        escapes: NDArray[np.uint16], out: Words, lows: Array8 | None = None,
     ) -> tuple[int, int]:  # fmt: skip
         raw_at, _, stream_at = at
         prepared = BUFFERS.take("tables", self.n_tables * tiles_huffman.DECODER_BYTES).reshape(self.n_tables, -1)

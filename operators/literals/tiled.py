@@ -270,9 +270,17 @@ class Tiled(Conditioned):
     @abstractmethod
     def decode(
         self, payload: Array8, runs: Sequence[Run], tables: Tables, at: tuple[int, int, int],
-        escapes: NDArray[np.uint16], out: Words,
+        escapes: NDArray[np.uint16], out: Words, lows: Array8 | None = None,
     ) -> tuple[int, int]:  # fmt: skip
-        """Decode all tiles: their raw blocks, states and stream begin `at`; return where stream and escapes end."""
+        """Decode all tiles: their raw blocks, states and stream begin `at`; return where stream and escapes end.
+
+        With the bytes of `lows`, `out` has words of 32 bits, of which these are the lower halves.
+        """
+
+    @property
+    def takes_lows(self) -> bool:
+        """Whether `decode` takes the lower halves of words of 32 bits here."""
+        return False
 
     def seed_bytes(self, stream: Stream) -> int:
         """Return how many bytes of the last raw block the states carry."""
@@ -512,7 +520,14 @@ class _Source(WholeSource):
         self._tiled = tiled
         self._payload = payload
 
+    @property
+    def takes_lows(self) -> bool:
+        return self.stream.width_bits == 16 and self._tiled.takes_lows
+
     def decode(self, out: Words) -> None:
+        self.decode_above(None, out)
+
+    def decode_above(self, lows: Array8 | None, out: Words) -> None:
         tiled, payload = self._tiled, self._payload
         layout = tiled.layout(self.stream)
         if payload.size < HEAD_BYTES:
@@ -525,18 +540,25 @@ class _Source(WholeSource):
             raise FormatError("the tables that contexts take", "something else", f"{tiled.name} literal")
         raw_at = HEAD_BYTES + n_head
         rest_at = raw_at + layout.raw_bytes - tiled.seed_bytes(self.stream)
-        states_at = rest_at + layout.rest_words * out.itemsize
+        rest_bytes = layout.rest_words * self.stream.width_bits // 8
+        states_at = rest_at + rest_bytes
         escapes_at = states_at + tiled.state_bytes(self.stream)
         stream_at = escapes_at + escape_bytes
         if stream_at > payload.size:
             raise FormatError(f"{stream_at} bytes", str(payload.size), f"{tiled.name} literal")
         escapes = self._escapes(payload[escapes_at:stream_at], n_escapes)
         runs = tiled.runs(layout, scales, contexts)
-        end, used = tiled.decode(payload, runs, tables, (raw_at, states_at, stream_at), escapes, out)
+        end, used = tiled.decode(payload, runs, tables, (raw_at, states_at, stream_at), escapes, out, lows)
         if end != payload.size or used != n_escapes:
             raise FormatError("a stream and escapes that end with the words", "others", f"{tiled.name} literal")
         if layout.rest_words:
-            out[out.size - layout.rest_words :].view(np.uint8)[:] = payload[rest_at:states_at]
+            rest = out[out.size - layout.rest_words :]
+            if lows is None:
+                rest.view(np.uint8)[:] = payload[rest_at:states_at]
+            else:
+                halves = rest.view(np.uint8).reshape(-1, 2, 2)
+                halves[:, 0] = lows[2 * (out.size - layout.rest_words) :].reshape(-1, 2)
+                halves[:, 1] = payload[rest_at:states_at].reshape(-1, 2)
 
     def _escapes(self, section: Array8, n_escapes: int) -> NDArray[np.uint16]:
         """Return the fields of escapes, with room behind them that kernels may look at."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from operators.base import BLOCK_WORDS, Source, Stream
+from operators.base import BLOCK_WORDS, Source, Stream, WholeSource
 from operators.errors import FormatError
 from operators.kernels.fields import fields_of, join_fields, split_fields
 from operators.ops.support import Widths
@@ -54,6 +54,9 @@ class Merge(Widths):
             else:
                 widths.append(width)
                 parts.append(child)
+        upper = parts[-1]
+        if stream.width_bits == 32 and widths[-1] == 16 and isinstance(upper, WholeSource) and upper.takes_lows:
+            return _HalvesSource(parts, widths, stream, upper)
         return _MergeSource(parts, widths, min(BLOCK_WORDS, stream.n_words))
 
 
@@ -68,3 +71,24 @@ class _MergeSource(Source):
             block = out[start : start + BLOCK_WORDS]
             pairs = zip(self.children, self.scratch, strict=True)
             join_fields([child.take(scratch[: block.size]) for child, scratch in pairs], self.widths, block)
+
+
+class _HalvesSource(_MergeSource):
+    """Words of 32 bits whose upper halves are decoded where they belong, where all words are read at once."""
+
+    whole = True
+
+    def __init__(self, children: Sequence[Source], widths: Sequence[int], stream: Stream, upper: WholeSource) -> None:
+        super().__init__(children, widths, min(BLOCK_WORDS, stream.n_words))
+        self._n_words = stream.n_words
+        self._upper = upper
+
+    def read(self, out: Words) -> None:
+        if out.size < self._n_words:
+            super().read(out)
+            return
+        *lower, _ = self.children
+        halves = lower[0] if len(lower) == 1 else _MergeSource(lower, self.widths[:-1], min(BLOCK_WORDS, out.size))
+        # Not touched, and so not there, where the lower halves are in memory already.
+        scratch = np.empty(out.size, np.uint16)
+        self._upper.decode_above(halves.take_bytes(scratch), out)

@@ -12,11 +12,13 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
 from operators.base import BLOCK_WORDS, Stream
 from operators.check import check
 from operators.errors import ArchiveError, DamageError, FormatError
+from operators.fields import steps_of
 from operators.kernels import tile_heads as kernels
 from operators.kernels.bits import pack, packed_bytes
 from operators.kernels.jit import kernel
@@ -27,7 +29,8 @@ from operators.literals.scaled import Scaled
 from operators.literals.scaled_huffman import ScaledHuffman
 from operators.literals.tiled import Tiled, view_columns
 from operators.program import Literal, Node, parse
-from operators.run import encode, execute
+from operators.record import take_record
+from operators.run import encode, execute, open_source
 from operators.words import Words
 from tests.strategies import Case, cases, conditions, damage
 
@@ -214,6 +217,38 @@ def test_every_family_writes_and_reads_the_same(n_words: int, monkeypatch: pytes
         records.append(bytes(encoded.record))
     assert records[0] == records[1]
     assert execute(records[0]).tobytes() == words.tobytes()
+
+
+@pytest.mark.parametrize("lower", ["merge[16,16](raw, {})", "merge[8,8,16](raw, huffman, {})"])
+@pytest.mark.parametrize(("columns", "n_words"), [(34, 64 * 34), (70, 2048 * 70 + 5), (96, 100 * 96 + 37)])
+@pytest.mark.parametrize("signed", [1, 2])
+def test_upper_halves_are_decoded_where_they_belong(
+    columns: int, n_words: int, signed: int, lower: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(n_words + signed)
+    floats = rng.standard_normal(n_words).astype("<f4")
+    floats[rng.integers(0, n_words, 40)] *= np.float32(1e-9)  # escapes
+    words = floats.view("<u4")
+    encoded = encode(parse(lower.format(f"scaled[{columns},5,2,{signed},2,3]")), words)
+    assert encoded is not None
+    unaligned = memoryview(b"." + bytes(encoded.record))[1:]
+    for record in (encoded.record, unaligned):
+        memory = np.full(n_words + 32, 0xA5A5A5A5, np.uint32)
+        found = execute(record, out=memory[16:-16].view(np.uint8))
+        assert_array_equal(found, words)
+        assert_array_equal(memory[:16], memory[-16:])
+        assert memory[0] == 0xA5A5A5A5
+    # By the general path at once, block by block, and by kernels that do not know of lower halves.
+    memory = np.empty(n_words, np.uint32)
+    open_source(take_record(encoded.record)).read(memory)
+    assert_array_equal(memory, words)
+    source = open_source(take_record(encoded.record))
+    sizes = [1000] * (n_words // 1000) + [n_words % 1000]
+    assert_array_equal(np.concatenate([source.take(np.empty(size, np.uint32)).copy() for size in sizes]), words)
+    steps_of.cache_clear()
+    monkeypatch.setattr(Scaled, "takes_lows", False)
+    assert_array_equal(execute(encoded.record), words)
+    steps_of.cache_clear()
 
 
 @every_kind
