@@ -1,13 +1,14 @@
 """The prior of a checkpoint: learned from a few of its tensors, on top of the one that ships.
 
 Each tensor is searched twice on one graph: in the order of the base prior, then in an order that is
-uniform but for hashed ties, so that a biased teacher does not teach its bias alone. Wins are the steps of the
-pruned winner and, at the holes beside it, the best step of each. Losses are all others that were tried: they
-teach where to stop.
+uniform but for hashed ties, so that a biased teacher does not teach its bias alone. That costs ten times the first,
+and is left out where tensors of the role had it. Wins are the steps of the pruned winner and, at the holes beside it,
+the best step of each. Losses are all others that were tried: they teach where to stop.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,11 +21,15 @@ from synth.options import SearchOptions
 from synth.prior import Evidence, Prior, Remembered
 from synth.roles import MAX_KNOWN, remembered_as, role_of, smallest, written
 from synth.search import Search
-from synth.synthesis import Synthesis, finish
+from synth.synthesis import MIN_BUDGET, Synthesis, finish
 from synth.template import Template
 
 ORDERED_EXPANSIONS = 256
 SHUFFLED_EXPANSIONS = 256
+BYTES_PER_EXPANSION = 128
+"""A small tensor has fewer expansions of either kind: one for so many bytes, so that it costs no more than its part."""
+SHUFFLED_TENSORS = MAX_KNOWN
+"""Tensors of a role that are searched in both orders: more of them teach the same."""
 MAX_TENSORS = 24
 """Measured: 8 to 16 tensors teach, 1 or 2 are worthless; more are there for the programs of their roles."""
 
@@ -65,11 +70,14 @@ def calibrate(samples: Iterable[TensorSample], options: SearchOptions, base: Pri
     """
     evidence = Evidence()
     programs: dict[str, tuple[Remembered, ...]] = {}
+    seen: Counter[str] = Counter()
     for index, sample in enumerate(islice(samples, MAX_TENSORS)):
-        found = learn_from(sample, options, base, evidence, seed=index)
+        columns = sample.columns if sample.rows > 1 else 0
+        role = role_of(sample.name, sample.words, sample.dtype, columns) if sample.words.size else ""
+        seen[role] += 1
+        seed = index if seen[role] <= SHUFFLED_TENSORS else None
+        found = learn_from(sample, options, base, evidence, seed)
         if options.share and sample.words.size:
-            columns = sample.columns if sample.rows > 1 else 0
-            role = role_of(sample.name, sample.words, sample.dtype, columns)
             known = programs.setdefault(role, ())
             encoded = written(found.program, sample.words)
             if encoded is None or found.is_missed(encoded.body_bytes):
@@ -81,13 +89,21 @@ def calibrate(samples: Iterable[TensorSample], options: SearchOptions, base: Pri
     return base.plus(evidence.prior(programs=programs))
 
 
-def learn_from(sample: TensorSample, options: SearchOptions, base: Prior, evidence: Evidence, seed: int) -> Synthesis:
-    """Search one tensor and count what was worth its expansion; return what was found."""
+def learn_from(
+    sample: TensorSample, options: SearchOptions, base: Prior, evidence: Evidence, seed: int | None
+) -> Synthesis:
+    """Search one tensor and count what was worth its expansion; return what was found.
+
+    With a `seed` it is searched in an order of that too.
+    """
     columns = sample.columns if sample.rows > 1 and 1 < sample.columns < sample.words.size else 0
     setting = Setting.of(sample.dtype, options)
     search = Search(setting.root(sample.words, columns), options)
-    search.run(base, ORDERED_EXPANSIONS)
-    search.run(Prior.uniform(), ORDERED_EXPANSIONS + SHUFFLED_EXPANSIONS, shuffle=seed)
+    most = max(MIN_BUDGET, sample.words.nbytes // BYTES_PER_EXPANSION)
+    ordered = min(ORDERED_EXPANSIONS, most)
+    search.run(base, ordered)
+    if seed is not None:
+        search.run(Prior.uniform(), ordered + min(SHUFFLED_EXPANSIONS, most), shuffle=seed)
     found = finish(search, setting, sample.words, columns, search.expansions, release=False)
     count(evidence, search, found.winner.template)
     search.release()

@@ -16,9 +16,10 @@ from operators.program import Node, parse
 from operators.run import Encoded, encode, execute
 from operators.words import Words
 from synth import Prior
-from synth.calibrate import TensorSample, calibrate
+from synth.calibrate import BYTES_PER_EXPANSION, SHUFFLED_TENSORS, TensorSample, calibrate
 from synth.prior import Remembered
 from synth.roles import MAX_KNOWN, MOST_VAIN, Recalled, Roles, role_of, with_raw_joined
+from synth.search import Search
 from synth.synthesis import Synthesis
 from tests.processes import run
 from tests.synth.support import options
@@ -94,6 +95,25 @@ def test_calibration_remembers_programs_by_role() -> None:
     assert recalled is not None
     assert not recalled.is_missed(record.body_bytes)
     assert calibrate([sample], options(share=False), Prior.shipped()).programs == {}
+
+
+def test_calibration_spares_what_teaches_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two orders for the first tensors of a role, one for the others; small tensors have fewer expansions."""
+    taken: list[tuple[int, bool, int]] = []
+    original = Search.run
+
+    def counted(search: Search, prior: Prior, budget: int, *, shuffle: int | None = None) -> None:
+        before = search.expansions
+        original(search, prior, budget, shuffle=shuffle)
+        taken.append((search.root.stream.n_words, shuffle is not None, search.expansions - before))
+
+    monkeypatch.setattr(Search, "run", counted)
+    few = BYTES_PER_EXPANSION * 8
+    large = [TensorSample(weights(i), "BF16", ROWS, COLUMNS, f"layer.{i}.q") for i in range(SHUFFLED_TENSORS + 2)]
+    calibrate([*large, TensorSample(weights(9)[:few], "BF16", 1, few, "norm")], options(), Prior.shipped())
+    orders = [shuffled for n_words, shuffled, _ in taken if n_words == ROWS * COLUMNS]
+    assert orders == [False, True] * SHUFFLED_TENSORS + [False, False]
+    assert sum(n for n_words, _, n in taken if n_words == few) == 2 * (2 * few // BYTES_PER_EXPANSION)
 
 
 def test_small_tensors_of_a_dtype_take_the_smallest_of_a_few_programs() -> None:
