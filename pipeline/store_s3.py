@@ -16,6 +16,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -473,7 +474,7 @@ class S3Store(StoreBase, S3Source):
 
         start = begin
         try:
-            for body in _parts(exactly(data, end - begin, staged.key), staged.step_bytes):
+            for body in _parts(exactly(data, end - begin, staged.key), staged.step_bytes, end - begin):
                 if len(pending) == _PARTS_AT_ONCE:
                     settle()
                 request = {**target, "PartNumber": start // staged.step_bytes + 1, "Body": [body]}
@@ -571,18 +572,21 @@ def part_bytes(n_bytes: int) -> int:
     return max(PART_BYTES, -(-n_bytes // (MAX_PARTS - 1) // mib) * mib)
 
 
-def _parts(data: Iterable[memoryview], step_bytes: int) -> Iterator[bytes]:
-    """Yield `data` in parts of `step_bytes`; the last may be smaller."""
-    part = bytearray()
+def _parts(data: Iterable[memoryview], step_bytes: int, n_bytes: int) -> Iterator[memoryview]:
+    """Yield `data` in parts of `step_bytes`, the last may be smaller; each lasts until it must have been sent."""
+    rooms = cycle([memoryview(bytearray(min(step_bytes, n_bytes))) for _ in range(_PARTS_AT_ONCE + 1)])
+    room, n_filled = next(rooms), 0
     for view in data:
         rest = view
-        while len(part) + len(rest) >= step_bytes:
-            room = step_bytes - len(part)
-            yield b"".join((part, rest[:room]))
-            part, rest = bytearray(), rest[room:]
-        part += rest
-    if part:
-        yield bytes(part)
+        while rest:
+            n_taken = min(len(rest), step_bytes - n_filled)
+            room[n_filled : n_filled + n_taken] = rest[:n_taken]
+            rest, n_filled = rest[n_taken:], n_filled + n_taken
+            if n_filled == step_bytes:
+                yield room
+                room, n_filled = next(rooms), 0
+    if n_filled:
+        yield room[:n_filled]
 
 
 def _client_of(options: Mapping[str, str]) -> s3fs.S3FileSystem:

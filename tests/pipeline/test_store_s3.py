@@ -281,6 +281,25 @@ def test_parts_grow_so_that_ten_thousand_do() -> None:
         assert -(-n_bytes // size) <= MAX_PARTS
 
 
+def test_parts_are_made_of_pieces_that_change_and_sent_from_memory_that_is_used_again(
+    server: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More parts than are sent at once; pieces that are larger and smaller than them, the last part a byte."""
+    monkeypatch.setattr("pipeline.store_s3.part_bytes", lambda _: 1 << 14)
+    whole, piece = os.urandom((12 << 14) + 1), bytearray(40_000)
+    for step in (40_000, 1 << 14, 999):
+
+        def pieces(step: int = step) -> Iterator[memoryview]:
+            for start in range(0, len(whole), step):
+                part = whole[start : start + step]
+                piece[: len(part)] = part
+                yield memoryview(piece)[: len(part)]
+
+        store = direct(server, prefix)
+        store.write("x", pieces(), n_bytes=len(whole), overwrite=True)
+        assert store.get("x", max_bytes=len(whole)) == whole
+
+
 def test_an_upload_is_completed_with_its_parts_in_order(
     server: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
