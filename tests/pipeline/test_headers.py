@@ -73,7 +73,7 @@ class Place:
         return self.server.url(f"{self.prefix}/{name}")
 
     def put(self, key: str, kept: Mapping[str, Any]) -> None:
-        self.store("source")._call("put_object", key, Body=FILES[key], **kept)
+        self.store("source")._call("put_object", key, Body=[FILES[key]], **kept)
 
     def ran(self, *arguments: object, faults: tuple[Fault, ...] = ()) -> Ran:
         with fault_proxy(self.server.endpoint, faults) as proxy:
@@ -181,7 +181,7 @@ def test_what_is_not_read_again_keeps_its_record(place: Place) -> None:
     assert place.archive().code == 0
     before = place.recorded()
     assert before == {key: wire(key) for key in FILES}
-    place.store("source")._call("put_object", "new.bin", Body=b"new", ContentType="x/y")
+    place.store("source")._call("put_object", "new.bin", Body=[b"new"], ContentType="x/y")
     refused = Fault("^GET .*source/(config|model)", "403 AccessDenied", ALWAYS)
     assert place.archive(faults=(refused,)).code == 0
     assert not refused.met
