@@ -28,7 +28,7 @@ SMALL = 16
 """Nor does one that differs from others in less than this part of the whole: a sample that errs there costs little."""
 MISSED_PERCENT, MISSED_BYTES = 103, 64
 """A program that takes more than this part of what it was expected to, and so many bytes, was misjudged."""
-FULL_BYTES = 128 << 10
+FULL_BYTES = 32 << 10
 """A smaller tensor has fewer expansions, in proportion: one takes as long as it takes to code half a megabyte."""
 
 
