@@ -37,7 +37,7 @@ from pipeline.plan import Finding
 from pipeline.rows import Row, Rows
 from pipeline.salvage import Packs
 from pipeline.snapshots import Snapshot
-from pipeline.store import Headers, ObjectInfo, SourceStore, Store
+from pipeline.store import Headers, ObjectInfo, SourceStore, Store, key_order
 
 _RUN = re.compile(r"runs/([0-9a-f]{64})/receipts/.")
 
@@ -173,7 +173,7 @@ def commit_found(store: Store, found: Found, checkpoint: str, writer: str, time:
         raise NotFoundError("a file that is whole", "none", f"runs/{found.run}", "restore packs from another copy")
     base = find_base(store, checkpoint).seq
     infos = [*found.files, *(ObjectInfo(finding.key, 0, "") for finding in found.failures)]
-    inventory = tuple(sorted(infos, key=lambda info: info.key.encode("utf-8", "surrogateescape")))
+    inventory = tuple(sorted(infos, key=key_order))
     # No recipe that a run has: the next one must not take this snapshot, whose generations are unknown, for its own.
     recipe = digest_of_json("rebuilt")
     draft = _FoundDraft(

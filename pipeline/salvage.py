@@ -32,7 +32,7 @@ from pipeline.rows import Row
 from pipeline.sampling import Fingerprints, sample_files
 from pipeline.segments import layout_of
 from pipeline.snapshots import FileEntry, Snapshot
-from pipeline.store import Buffers, Dated, ObjectInfo, Range, Room, SourceStore
+from pipeline.store import Buffers, Dated, ObjectInfo, Range, Room, SourceStore, name_order
 
 READERS = 4
 """Packs that are read side by side, a window of each in memory."""
@@ -127,7 +127,7 @@ class Packs:
         """Return the rows of the files that packs hold whole, and once, and why the others are not among them."""
         rows: list[Row] = []
         lost: list[Finding] = []
-        for key in sorted(self.salvage.told, key=lambda key: key.encode("utf-8", "surrogateescape")):
+        for key in sorted(self.salvage.told, key=name_order):
             found = _once(self.salvage.told[key])
             fault = self._fault(key, found)
             if fault is None:

@@ -19,7 +19,7 @@ from configs.loader import canonical_json
 from operators.errors import FormatError, UnsupportedError
 from pipeline.canonical import digest_of_json
 from pipeline.plan import Finding
-from pipeline.store import Headers, ObjectInfo, is_header
+from pipeline.store import Headers, ObjectInfo, is_header, name_order
 
 LAYOUT_VERSION = 0
 """Version of the archive's layout; `pipeline/ARCHIVE.md` has the table."""
@@ -157,7 +157,7 @@ def _entry_values(entry: FileEntry) -> list[Any]:
 
 def headers_to_json(headers: Mapping[str, Headers]) -> bytes:
     """Return the headers of files, by key, as canonical JSON in the order of keys."""
-    return canonical_json(sorted(headers.items(), key=lambda item: item[0].encode("utf-8", "surrogateescape"))) + b"\n"
+    return canonical_json([[key, headers[key]] for key in sorted(headers, key=name_order)]) + b"\n"
 
 
 def headers_from_json(data: bytes, where: str) -> dict[str, Headers]:

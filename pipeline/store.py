@@ -462,9 +462,14 @@ def check_tiles(staged: Staged, stretches: Iterable[Stretch]) -> list[Stretch]:
 # -- keys and ranges ----------------------------------------------------------------------------
 
 
-def key_order(info: ObjectInfo) -> bytes:
+def name_order(key: str) -> bytes:
     """Sort key: the bytes of the name, the same on every machine and in every locale."""
-    return info.key.encode("utf-8", "surrogateescape")
+    return key.encode("utf-8", "surrogateescape")
+
+
+def key_order(info: ObjectInfo) -> bytes:
+    """Sort key: that of its name."""
+    return name_order(info.key)
 
 
 def safe_local_path(root: str, key: str) -> list[str]:
