@@ -171,8 +171,7 @@ class ArchiveRun:
             Finding(failure.key, failure.reason, failure.message)
             for failure in sorted(summary.failures, key=lambda failure: failure.key)
         )
-        same = unchanged is not None and _headers_of(unchanged) == draft.headers
-        if unchanged is not None and same and not findings and earlier.holds(rows):
+        if unchanged is not None and _headers_of(unchanged) == draft.headers and not findings and earlier.holds(rows):
             return self._up_to_date(summary, unchanged, files, started)
         draft = replace(draft, failures=findings)
         if not draft.files:

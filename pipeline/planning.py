@@ -94,8 +94,8 @@ def plan_run(
     failures: list[Failed] = []
     plan = find_plan(archive, draft.run, rest)
     if plan is None:
-        headers = {key: earlier.headers[key] for key in known if key in earlier.headers}
-        plan, failures = fresh_plan(source, rest, task_bytes, watch, headers)
+        plan, failures, headers = fresh_plan(source, rest, task_bytes, watch)
+        headers |= {key: earlier.headers[key] for key in known if key in earlier.headers}
         if failures:
             draft = replace(draft, apart=(*apart, *sorted(failure.key for failure in failures)))
         draft = replace(draft, headers=adopt_headers(archive, draft.run, headers))
@@ -108,15 +108,11 @@ def plan_run(
 
 
 def fresh_plan(
-    source: SourceStore,
-    files: Sequence[ObjectInfo],
-    task_bytes: int,
-    watch: Watch = iter,
-    headers: dict[str, Headers] | None = None,
-) -> tuple[Plan, list[Failed]]:
+    source: SourceStore, files: Sequence[ObjectInfo], task_bytes: int, watch: Watch = iter
+) -> tuple[Plan, list[Failed], dict[str, Headers]]:
     """Cut every file and gather what is alike; those that cannot be read are failures and left out.
 
-    What the source keeps beside the bytes of a file comes into `headers`.
+    The headers, by key, are what the source keeps beside the bytes of the others.
 
     Raises
     ------
@@ -125,6 +121,7 @@ def fresh_plan(
     """
     layouts: list[tuple[ObjectInfo, Layout]] = []
     failures: list[Failed] = []
+    headers: dict[str, Headers] = {}
     with ThreadPoolExecutor(LAYOUT_REQUESTS) as pool:
         for info, outcome in zip(files, pool.map(lambda info: _layout(source, info), files), strict=True):
             if isinstance(outcome, ArchiveError):
@@ -132,7 +129,7 @@ def fresh_plan(
                 continue
             layout, told = outcome
             layouts.append((info, layout))
-            if told and headers is not None:
+            if told:
                 headers[info.key] = told
     parts = [Part(info, layout.format, layout.reason, layout.segments) for info, layout in layouts if layout.segments]
     fingerprints = Fingerprints()
@@ -144,7 +141,7 @@ def fresh_plan(
         task_bytes,
         {part.info.key: fingerprints.of(part) for part in parts},
     )
-    return gathered(plan, task_bytes), failures
+    return gathered(plan, task_bytes), failures, headers
 
 
 def _layout(source: SourceStore, info: ObjectInfo) -> tuple[Layout, Headers] | ArchiveError:

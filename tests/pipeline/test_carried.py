@@ -169,7 +169,7 @@ def test_another_attempt_takes_the_books_that_are_there(
 
 def planned(files: dict[str, bytes]) -> tuple[MemoryStore, Plan]:
     store = MemoryStore(dict(files))
-    plan, failures = fresh_plan(store, store.list(), 100_000)
+    plan, failures, _ = fresh_plan(store, store.list(), 100_000)
     assert not failures
     return store, plan
 
