@@ -29,7 +29,7 @@ from operators.run import Encoded, encode
 from operators.words import Words
 from synth.options import SearchOptions
 from synth.prior import Prior, Remembered
-from synth.synthesis import Synthesis, synthesise
+from synth.synthesis import MISSED_PERCENT, Synthesis, synthesise
 from synth.template import fit
 
 SMALL_WORDS = 1 << 12
@@ -44,9 +44,9 @@ CLEARLY = 16
 """One part in so many."""
 MOST_VAIN = 4
 """A program that was larger than others for so many small tensors in turn is not tried again in the task."""
-MISSED_PERCENT, MISSED_BYTES = 103, 192
-"""A recalled program may take this part of what it took before, and so many bytes more: to search takes longer than to
-code half a megabyte."""
+FORGIVEN_BYTES = 192
+"""What a recalled program may take beyond `MISSED_PERCENT` of what it took before: to search takes longer than to code
+half a megabyte."""
 RAW_BITS = (16, 32, 64)
 """Words of so many bits have a raw form, and consist of parts that have one."""
 _RAW = Node(Literal("raw"))
@@ -84,7 +84,7 @@ class Recalled:
 
     def is_missed(self, n_bytes: int) -> bool:
         """Whether a program of `n_bytes` is so much larger than before that the tensor is to be searched."""
-        return n_bytes > MISSED_PERCENT * self.expected_bits // 800 + MISSED_BYTES
+        return n_bytes > MISSED_PERCENT * self.expected_bits // 800 + FORGIVEN_BYTES
 
 
 class Roles:
