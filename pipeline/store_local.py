@@ -1,4 +1,8 @@
-"""Local folders: create-only by hard link, durable by fsync, contained by walking directory descriptors."""
+"""Local folders: create-only by hard link, durable by fsync, contained by walking directory descriptors.
+
+What is written leaves the page cache once it is on the disk: nobody reads it soon, others need the memory, and a
+kernel that is asked for ever new pages spends more time on them than all coding takes.
+"""
 
 from __future__ import annotations
 
@@ -236,10 +240,10 @@ class LocalStore(StoreBase, LocalSource):
                     _write_at(file, view, place)
                     place += len(view)
                     if place - synced >= SYNC_BYTES:  # while others may have something to compute
-                        os.fdatasync(file)
+                        _settle(file, synced, place)
                         synced = place
             with _typed(staged.key):
-                os.fsync(file)
+                _settle(file, synced, place)
         finally:
             os.close(file)
         return (Stretch(begin, end),)
@@ -291,7 +295,8 @@ class LocalStore(StoreBase, LocalSource):
         with _typed(key):
             folder = _open_folder(self._scope.folder, parts[:-1], key)
             try:
-                _sync(data)
+                with data.open("rb") as spooled:
+                    _settle(spooled.fileno(), 0, 0)
                 os.rename(data, parts[-1], dst_dir_fd=folder)
                 os.fsync(folder)
             finally:
@@ -377,6 +382,13 @@ def _sync(path: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def _settle(file: int, begin: int, end: int) -> None:
+    """Wait until a file is on the disk; what lies from `begin` to `end`, or else all, leaves the page cache."""
+    os.fsync(file)
+    with contextlib.suppress(OSError):  # it is advice
+        os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_DONTNEED)
 
 
 def _open_folder(root: str, parts: Sequence[str], key: str) -> int:

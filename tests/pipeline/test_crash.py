@@ -108,7 +108,7 @@ def test_a_run_killed_at_any_call_of_a_local_store(nights: Nights, tmp_path: Pat
 class FaultyOs:
     """The module ``os`` as a store sees it, whose process dies at change number `call` of the file system."""
 
-    CHANGES = ("write", "fsync", "fdatasync", "link", "rename", "unlink", "mkdir")
+    CHANGES = ("write", "pwrite", "fsync", "link", "rename", "unlink", "mkdir")
 
     def __init__(self, call: int) -> None:
         self._left = call

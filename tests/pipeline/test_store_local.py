@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError
+from pipeline import store_local
 from pipeline.cli import main
 from pipeline.store import ObjectInfo, absolute_url, clashing_keys, open_source, open_store, safe_local_path
+from pipeline.store_local import LocalStore
 
 UNSAFE = ["", "/", "/etc/x", "../x", "a/../../x", "a/..", "..", "a/./b", "a//b", ".", "a\0b", "x" * 256,
           "ä" * 128, "/".join(["x" * 200] * 21)]  # fmt: skip
@@ -220,12 +222,41 @@ def test_a_file_changed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_short_reads_and_writes_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, write = os.preadv, os.write
+    read, write = os.preadv, os.pwrite
     monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: read(fd, [buffers[0][:7]], offset))
-    monkeypatch.setattr(os, "write", lambda fd, view: write(fd, view[:7]))
+    monkeypatch.setattr(os, "pwrite", lambda fd, view, offset: write(fd, view[:7], offset))
     store, data = open_store(str(tmp_path)), os.urandom(1000)
     store.put("x", data)
     assert store.get("x", max_bytes=1000) == data
+
+
+def test_what_was_written_leaves_the_page_cache_from_the_disk_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, int, int]] = []
+    fsync = os.fsync
+
+    def synced(fd: int) -> None:
+        fsync(fd)
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            events.append(("fsync", 0, 0))
+
+    monkeypatch.setattr(store_local, "SYNC_BYTES", 1000)
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda _, begin, n_bytes, advice: events.append((f"advice {advice}", begin, n_bytes))
+    )
+    store, advice = LocalStore(str(tmp_path)), f"advice {os.POSIX_FADV_DONTNEED}"
+    staged = store.stage("stretches", n_bytes=5000, overwrite=False)
+    assert staged is not None
+    store.write_stretch(staged, 1500, 3900, [bytes(600)] * 4)
+    sync = ("fsync", 0, 0)
+    assert events == [sync, (advice, 1500, 1200), sync, (advice, 2700, 1200), sync, (advice, 3900, 0)]
+    events.clear()
+    spooled = store.spool("")
+    spooled.write_bytes(bytes(5000))
+    store.put("whole", spooled)
+    assert events == [sync, (advice, 0, 0)]
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fsync", "link"])
