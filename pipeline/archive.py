@@ -25,12 +25,13 @@ from operators.errors import (
     UnsupportedError,
     UsageError,
 )
+from pipeline.locations import folder_url
 from pipeline.packs import pack_key
 from pipeline.parquet import from_parquet
 from pipeline.plan import Finding
 from pipeline.rows import Row, Rows, values_of
 from pipeline.snapshots import LAYOUT_VERSION, Snapshot, from_json, time_text
-from pipeline.store import SourceStore, Store, folder_url
+from pipeline.store import SourceStore, Store
 
 FORMAT_KEY = "FORMAT"
 FORMAT_BYTES_MAX = 1 << 10

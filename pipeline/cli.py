@@ -14,8 +14,8 @@ from typing import Any
 from operators.errors import ArchiveError, StoppedError
 from pipeline import commands
 from pipeline.executors import collect_seldom
+from pipeline.locations import absolute_url
 from pipeline.report import Report
-from pipeline.store import absolute_url
 from pipeline.summary import DONE
 
 INTERRUPTED = 130

@@ -29,13 +29,14 @@ from pipeline.archive import (
     refuse_own_folders,
 )
 from pipeline.executors import Executor, local_executor
+from pipeline.locations import folder_url, open_source, open_store
 from pipeline.reading import ArchivedFile, Tensors, archived_files, check_file, range_bytes
 from pipeline.report import Report, printable
 from pipeline.restore import RestoreJob, restore_files, write_tensor
 from pipeline.retention import checked_tags, tags_of
 from pipeline.rows import Row, Rows
 from pipeline.snapshots import Snapshot
-from pipeline.store import SourceStore, folder_url, open_source, open_store
+from pipeline.store import SourceStore
 from pipeline.summary import DONE, FAILED_ALL, FAILED_ITEMS, Failed, Summary, stored_bytes_of
 
 if TYPE_CHECKING:

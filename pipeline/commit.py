@@ -40,6 +40,7 @@ from pipeline.archive import (
 )
 from pipeline.canonical import digest_of_json
 from pipeline.condemned import spare
+from pipeline.keys import key_order
 from pipeline.packs import pack_key
 from pipeline.parquet import content_digest, from_parquet, to_parquet
 from pipeline.plan import Finding, Plan, Task, adopt
@@ -54,7 +55,7 @@ from pipeline.snapshots import (
     headers_to_json,
     inventory_digest,
 )
-from pipeline.store import Headers, ObjectInfo, SourceStore, Store, key_order
+from pipeline.store import Headers, ObjectInfo, SourceStore, Store
 
 PRIOR_BYTES_MAX = 64 << 20
 UNCHANGED = "unchanged"

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from operators.errors import ArchiveError, DigestError, NotFoundError
 from operators.run import digest_of
+from pipeline.locations import open_source
 from pipeline.plan import Finding
 from pipeline.rows import Row, Rows
 from pipeline.snapshots import FileEntry
-from pipeline.store import ObjectInfo, SourceStore, open_source
+from pipeline.store import ObjectInfo, SourceStore
 from pipeline.summary import Failed
 from pipeline.verify import Verified
 

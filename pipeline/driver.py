@@ -41,6 +41,7 @@ from pipeline.commit import (
 from pipeline.duplicates import Earlier, new_pack_bytes, shared_bytes
 from pipeline.executors import Executor
 from pipeline.lint import lint
+from pipeline.locations import folder_url, open_source, open_store
 from pipeline.meters import count
 from pipeline.plan import Finding, select
 from pipeline.planning import Planned, plan_run
@@ -48,7 +49,7 @@ from pipeline.progress import Progress
 from pipeline.retention import add_tags
 from pipeline.rows import Rows
 from pipeline.snapshots import Snapshot, package_version, time_text
-from pipeline.store import TAG_COUNT, Headers, ObjectInfo, SourceStore, Store, folder_url, open_source, open_store
+from pipeline.store import TAG_COUNT, Headers, ObjectInfo, SourceStore, Store
 from pipeline.summary import Failed, Summary, stored_bytes_of
 from pipeline.tasks import ArchiveJob
 from pipeline.verify import VerifyJob, damaged_packs

@@ -12,6 +12,7 @@ from configs.loader import Run
 from operators.errors import ArchiveNotFoundError, DamageError, NotFoundError, NothingMatchedError, UsageError
 from pipeline.archive import checkpoints, load_snapshot, manifest_bytes, open_archive
 from pipeline.garbage import HOUR, Collected, collect, mark
+from pipeline.locations import open_store
 from pipeline.rebuild import (
     Found,
     commit_found,
@@ -25,7 +26,7 @@ from pipeline.report import Report, printable
 from pipeline.retention import Kept, Policy, decide_kept, expire, read_kept, revive
 from pipeline.salvage import Packs
 from pipeline.snapshots import clock_text, package_version, time_text
-from pipeline.store import Store, open_store
+from pipeline.store import Store
 from pipeline.summary import DONE, FAILED_ITEMS, Failed
 
 

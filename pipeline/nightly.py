@@ -19,9 +19,10 @@ from pipeline.archive import create_archive
 from pipeline.checkpoints import TRACKER_BYTES_MAX, Found, find_checkpoints, why_unfinished
 from pipeline.driver import ArchiveRun, Order, inside_source
 from pipeline.executors import Executor
+from pipeline.locations import open_source, open_store
 from pipeline.progress import Progress
 from pipeline.snapshots import time_text
-from pipeline.store import SourceStore, Store, open_source, open_store
+from pipeline.store import SourceStore, Store
 from pipeline.summary import Summary
 
 OUTCOMES = ("archived", "unchanged", "incomplete", "unfinished", "failed", "stopped")

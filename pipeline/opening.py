@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 from operators.errors import NotFoundError, UnsupportedError, UsageError
 from operators.words import container, dtype_of
 from pipeline.archive import find_snapshot, load_manifest
+from pipeline.locations import open_source
 from pipeline.packs import read_records
 from pipeline.reading import ArchivedFile, Decoder, FoundTensor, Tensors, archived_files, check_file, read_into
+from pipeline.rooms import aligned_buffer
 from pipeline.rows import Row
 from pipeline.segments import Tensor
-from pipeline.store import SourceStore, aligned_buffer, open_source
+from pipeline.store import SourceStore
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -26,8 +26,9 @@ from operators.literals.fixed import Fixed
 from operators.record import PACK_FOOTER_BYTES, books_range, pack_footer, pack_header
 from operators.words import Bytes
 from pipeline.parquet import from_parquet, to_parquet
+from pipeline.rooms import Room
 from pipeline.rows import Row, Rows
-from pipeline.store import ObjectInfo, Room, SourceStore, Store, Whole
+from pipeline.store import ObjectInfo, SourceStore, Store, Whole
 
 Record = tuple[Row, memoryview]
 """A row and its record."""

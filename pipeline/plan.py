@@ -15,6 +15,7 @@ from operator import attrgetter
 
 from operators.errors import ChangedError
 from pipeline.canonical import digest_of_json
+from pipeline.keys import key_order
 from pipeline.rows import (
     SEGMENT_COLUMNS,
     Row,
@@ -26,7 +27,7 @@ from pipeline.rows import (
     segments_of,
 )
 from pipeline.segments import Layout, Segment, layout_of
-from pipeline.store import ObjectInfo, key_order
+from pipeline.store import ObjectInfo
 
 TASK_BYTES = 256 << 20
 """Source bytes of a task, unless the recipe says otherwise."""

@@ -21,11 +21,12 @@ from operators.run import execute
 from pipeline.ahead import ahead
 from pipeline.packs import WINDOW_BYTES, PackBooks, Record, read_records, record_windows
 from pipeline.plan import is_selected
+from pipeline.rooms import Room
 from pipeline.rows import Row, Rows, spans_of, values_of
 from pipeline.segments import Tensor, tensors_of
 from pipeline.segments.header import HEADER_BYTES_MAX, Header
 from pipeline.snapshots import FileEntry, Snapshot
-from pipeline.store import Room, SourceStore
+from pipeline.store import SourceStore
 
 HEADER_LENGTH_BYTES = 8
 REQUESTS = 16

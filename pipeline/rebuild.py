@@ -31,13 +31,14 @@ from pipeline.archive import (
 )
 from pipeline.canonical import digest_of_json
 from pipeline.commit import Draft, commit, find_base, find_headers, to_manifest
+from pipeline.keys import key_order
 from pipeline.packs import pack_key
 from pipeline.parquet import from_parquet
 from pipeline.plan import Finding
 from pipeline.rows import Row, Rows
 from pipeline.salvage import Packs
 from pipeline.snapshots import Snapshot
-from pipeline.store import Headers, ObjectInfo, SourceStore, Store, key_order
+from pipeline.store import Headers, ObjectInfo, SourceStore, Store
 
 _RUN = re.compile(r"runs/([0-9a-f]{64})/receipts/.")
 

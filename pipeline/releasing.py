@@ -23,12 +23,13 @@ from configs.loader import Run, canonical_json
 from operators.errors import ArchiveError, ChangedError, DamageError, EvidenceError, NotFoundError, UsageError
 from pipeline.archive import find_snapshot, load_manifest, load_snapshot, missing_packs, pack_sizes, put_once
 from pipeline.executors import each_attempt
+from pipeline.locations import open_source, open_store
 from pipeline.reading import check_files
 from pipeline.report import Report, printable
 from pipeline.retention import RELEASED, add_tags
 from pipeline.scrubbing import receipts
 from pipeline.snapshots import FileEntry, Snapshot, clock_text
-from pipeline.store import SourceStore, Store, open_source, open_store
+from pipeline.store import SourceStore, Store
 from pipeline.summary import DONE, FAILED_ITEMS, Failed
 
 DAY = 86_400

@@ -22,6 +22,7 @@ from blake3 import blake3
 from operators.errors import ArchiveError, ExistsError, FormatError, NotFoundError
 from operators.limits import RECORD_BYTES, SEGMENT_BYTES
 from pipeline.executors import Executor, Outcome, each_attempt
+from pipeline.locations import open_source, open_store
 from pipeline.reading import (
     HEADER_LENGTH_BYTES,
     REQUESTS,
@@ -32,8 +33,9 @@ from pipeline.reading import (
     range_bytes,
     records_ahead,
 )
+from pipeline.rooms import Room
 from pipeline.rows import spans_of
-from pipeline.store import Data, ObjectInfo, Room, SourceStore, Staged, Store, Stretch, open_source, open_store
+from pipeline.store import Data, ObjectInfo, SourceStore, Staged, Store, Stretch
 
 COMPARE_BYTES = 8 << 20
 """Part of an existing file that is compared at once."""

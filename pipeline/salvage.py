@@ -25,14 +25,16 @@ from operators.record import PACK_FOOTER_BYTES, PACK_HEADER_BYTES, index_range, 
 from operators.run import digest_of
 from pipeline.commit import file_entries
 from pipeline.executors import each_attempt
+from pipeline.keys import name_order
 from pipeline.packs import SAMPLED, WINDOW_BYTES, Place, read_index
 from pipeline.plan import Finding, Part
 from pipeline.reading import ArchivedFile, check_file, range_of
+from pipeline.rooms import Room
 from pipeline.rows import Row
 from pipeline.sampling import Fingerprints, sample_files
 from pipeline.segments import layout_of
 from pipeline.snapshots import FileEntry, Snapshot
-from pipeline.store import Buffers, Dated, ObjectInfo, Range, Room, SourceStore, name_order
+from pipeline.store import Buffers, Dated, ObjectInfo, Range, SourceStore
 
 READERS = 4
 """Packs that are read side by side, a window of each in memory."""

@@ -18,8 +18,9 @@ from typing import Any
 from configs.loader import canonical_json
 from operators.errors import FormatError, UnsupportedError
 from pipeline.canonical import digest_of_json
+from pipeline.keys import name_order
 from pipeline.plan import Finding
-from pipeline.store import Headers, ObjectInfo, is_header, name_order
+from pipeline.store import Headers, ObjectInfo, is_header
 
 LAYOUT_VERSION = 0
 """Version of the archive's layout; `pipeline/ARCHIVE.md` has the table."""

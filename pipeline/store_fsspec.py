@@ -17,25 +17,10 @@ from typing import Any
 import fsspec.core
 
 from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError, UsageError
-from pipeline.store import (
-    Buffers,
-    Data,
-    Dated,
-    Headers,
-    Leftovers,
-    Listing,
-    ObjectInfo,
-    Range,
-    Room,
-    Scope,
-    StoreBase,
-    check_ranges,
-    coalesce,
-    exactly,
-    get_whole,
-    key_order,
-    safe_local_path,
-)
+from pipeline.keys import key_order, safe_local_path
+from pipeline.rooms import Room
+from pipeline.store import Buffers, Data, Dated, Headers, Leftovers, Listing, ObjectInfo, Range, Scope
+from pipeline.store_base import StoreBase, check_ranges, coalesce, exactly, get_whole
 
 _TOKENS = ("ETag", "etag", "sha256", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError
+from pipeline.keys import clashing_keys, key_order, safe_local_path
+from pipeline.locations import absolute_url
+from pipeline.rooms import Room, taken
 from pipeline.store import (
-    SPOOL_PREFIX,
-    SPOOL_SUFFIX,
     Buffers,
     Data,
     Dated,
@@ -27,22 +28,12 @@ from pipeline.store import (
     Listing,
     ObjectInfo,
     Range,
-    Room,
     Scope,
     Staged,
-    StoreBase,
     Stretch,
     Whole,
-    absolute_url,
-    check_ranges,
-    check_tiles,
-    clashing_keys,
-    exactly,
-    get_whole,
-    key_order,
-    safe_local_path,
-    taken,
 )
+from pipeline.store_base import SPOOL_PREFIX, SPOOL_SUFFIX, StoreBase, check_ranges, check_tiles, exactly, get_whole
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _STAGED_FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -35,8 +35,9 @@ from operators.errors import (
     StoreError,
     UsageError,
 )
+from pipeline.keys import key_order
+from pipeline.rooms import Room, taken
 from pipeline.store import (
-    MAX_REQUEST_BYTES,
     Buffers,
     Data,
     Dated,
@@ -45,19 +46,12 @@ from pipeline.store import (
     Listing,
     ObjectInfo,
     Range,
-    Room,
     Scope,
     Staged,
-    StoreBase,
     Stretch,
     Whole,
-    check_ranges,
-    check_tiles,
-    coalesce,
-    exactly,
-    key_order,
-    taken,
 )
+from pipeline.store_base import MAX_REQUEST_BYTES, StoreBase, check_ranges, check_tiles, coalesce, exactly
 from pipeline.store_s3_body import Body
 from pipeline.store_s3_client import (
     BUSY,

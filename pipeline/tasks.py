@@ -28,12 +28,14 @@ from pipeline.ahead import ahead
 from pipeline.carried import LEAST_GAIN_BYTES, Carried, Settled
 from pipeline.commit import adopt_receipt, find_receipt
 from pipeline.executors import may_retry, without_frames
+from pipeline.locations import open_source, open_store
 from pipeline.meters import timed
 from pipeline.packs import PackSpool, pack_index, pack_key
 from pipeline.plan import Part, Task
+from pipeline.rooms import Room
 from pipeline.rows import Row
 from pipeline.segments import Segment
-from pipeline.store import Buffers, Room, SourceStore, Store, open_source, open_store
+from pipeline.store import Buffers, SourceStore, Store
 from synth.booked import NAME_BYTES, Shelf, is_offered
 from synth.options import SearchOptions
 from synth.prior import Prior

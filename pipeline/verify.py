@@ -30,11 +30,12 @@ from operators.errors import (
 from operators.record import PACK_FOOTER_BYTES, index_range, pack_header
 from operators.run import digest_of
 from pipeline.executors import Executor
+from pipeline.locations import open_source
 from pipeline.packs import WINDOW_BYTES, Place, pack_key, read_index, read_records
 from pipeline.plan import Finding
 from pipeline.reading import Decoder
 from pipeline.rows import Row, Rows
-from pipeline.store import ObjectInfo, SourceStore, open_source
+from pipeline.store import ObjectInfo, SourceStore
 from pipeline.summary import Failed
 
 UNSEEN = frozenset((StoreError.kind, DeniedError.kind, InternalError.kind))

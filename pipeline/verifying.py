@@ -29,6 +29,7 @@ from pipeline.archive import (
 from pipeline.comparing import SourceItem, SourceJob, compare_listing, source_items
 from pipeline.executors import Executor
 from pipeline.lint import lint_archived
+from pipeline.locations import open_source, open_store
 from pipeline.packs import pack_key
 from pipeline.plan import Finding, is_selected
 from pipeline.reading import archived_files, check_files
@@ -36,7 +37,7 @@ from pipeline.report import Report
 from pipeline.rows import Rows
 from pipeline.scrubbing import Looked, chosen_part, put_receipt
 from pipeline.snapshots import FileEntry, Snapshot, package_version
-from pipeline.store import SourceStore, open_source, open_store
+from pipeline.store import SourceStore
 from pipeline.summary import DONE, FAILED_ITEMS, MISMATCH, Failed, Summary, stored_bytes_of
 from pipeline.verify import UNSEEN, Part, VerifyJob, pack_items
 

@@ -14,7 +14,8 @@ from pipeline.packs import pack_key
 from pipeline.parquet import from_parquet
 from pipeline.reading import Decoder, check_files
 from pipeline.snapshots import Snapshot
-from pipeline.store import PROBE_KEY, SourceStore, Store
+from pipeline.store import SourceStore, Store
+from pipeline.store_base import PROBE_KEY
 from pipeline.verify import Verifier, pack_items
 
 ANY_BYTES = 1 << 30

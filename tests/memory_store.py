@@ -10,7 +10,9 @@ from typing import Any, NoReturn
 import pytest
 
 from operators.errors import ChangedError, ExistsError, LimitError, NotFoundError, PathError
-from pipeline.store import Buffers, Data, Dated, Headers, Leftovers, Listing, ObjectInfo, Room, Store, StoreBase, Whole
+from pipeline.rooms import Room
+from pipeline.store import Buffers, Data, Dated, Headers, Leftovers, Listing, ObjectInfo, Store, Whole
+from pipeline.store_base import StoreBase
 
 
 @dataclass

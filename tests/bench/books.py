@@ -16,8 +16,8 @@ from operators.literals.rans import lanes_of
 from operators.literals.tables import take_alphabet
 from operators.record import take_record
 from pipeline.archive import find_snapshot, load_manifest
+from pipeline.locations import open_store
 from pipeline.packs import read_records
-from pipeline.store import open_store
 from tests.bench.report import Table
 from tests.checkpoints import ELEMENT_BITS, Tensor, path, read, write
 from tests.processes import brevis

@@ -15,8 +15,10 @@ import numpy as np
 from operators.words import DTYPES
 from pipeline.archive import find_snapshot, load_manifest
 from pipeline.cli import main
+from pipeline.locations import open_source
 from pipeline.reading import archived_files, range_bytes
-from pipeline.store import Buffers, ObjectInfo, Range, Room, open_source
+from pipeline.rooms import Room
+from pipeline.store import Buffers, ObjectInfo, Range
 from pipeline.store_local import LocalSource
 from tests.cases import noise, raw, safetensors
 from tests.processes import brevis

@@ -27,6 +27,7 @@ from operators.words import words_of
 from pipeline import salvage
 from pipeline.archive import find_snapshot, load_manifest, manifest_key, snapshot_key
 from pipeline.canonical import digest_of_json
+from pipeline.keys import clashing_keys, safe_local_path
 from pipeline.packs import pack_key
 from pipeline.reading import Tensors, archived_files, check_files, range_bytes
 from pipeline.retention import Policy, decide_kept, read_kept
@@ -35,7 +36,7 @@ from pipeline.scrubbing import chosen_part, receipts
 from pipeline.segments import layout_of, tensors_of
 from pipeline.segments.header import Header
 from pipeline.snapshots import from_json
-from pipeline.store import Dated, clashing_keys, safe_local_path
+from pipeline.store import Dated
 from pipeline.verify import Verifier, pack_items
 from synth.prior import Prior
 from tests import forge

@@ -19,10 +19,10 @@ from pipeline import carried
 from pipeline.archive import find_snapshot, load_manifest
 from pipeline.calibration import Pupil
 from pipeline.carried import LEAST_GAIN_BYTES, Carried
+from pipeline.locations import open_store
 from pipeline.plan import Plan
 from pipeline.planning import fresh_plan
 from pipeline.sampling import sample_plan
-from pipeline.store import open_store
 from synth.prior import Prior
 from tests import checkpoints
 from tests.cases import safetensors

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.archive import find_snapshot, load_manifest
 from pipeline.cli import main
+from pipeline.locations import open_source
 from pipeline.rows import Row
-from pipeline.store import open_source
 from tests.cases import CASES
 
 Rows = dict[str, Row]

@@ -20,10 +20,12 @@ from pipeline.cli import main
 from pipeline.duplicates import GATHERED_TASKS, Earlier, gathered
 from pipeline.parquet import from_parquet, to_parquet
 from pipeline.plan import Plan, adopt, make_plan
+from pipeline.rooms import Room
 from pipeline.rows import Row
 from pipeline.sampling import region_of
 from pipeline.segments import Layout, Segment
-from pipeline.store import Buffers, ObjectInfo, Room, coalesce
+from pipeline.store import Buffers, ObjectInfo
+from pipeline.store_base import coalesce
 from tests.cases import bf16, noise, safetensors
 from tests.invariants import Watched
 from tests.memory_store import FaultyStore, Killed, MemoryStore, kill, reach

@@ -20,9 +20,9 @@ from pipeline import commit as commit_module
 from pipeline import planning, reading, segments, tasks
 from pipeline.archive import find_snapshot, load_manifest
 from pipeline.cli import main
+from pipeline.locations import open_store
 from pipeline.reading import archived_files, range_bytes
 from pipeline.report import Report
-from pipeline.store import open_store
 from tests.cases import CASES, bf16, noise, safetensors
 from tests.pipeline.commands import QUICK, Capture, Patch, Ran, files_of, objects_of, write
 

@@ -15,10 +15,11 @@ from operators.errors import DigestError, FormatError
 from operators.record import PACK_FOOTER_BYTES, PACK_HEADER_BYTES
 from pipeline import driver, salvage
 from pipeline.archive import find_snapshot, load_manifest
+from pipeline.locations import open_source
 from pipeline.packs import pack_key
 from pipeline.rows import Row
 from pipeline.snapshots import time_text
-from pipeline.store import Dated, open_source
+from pipeline.store import Dated
 from tests import forge
 from tests.cases import bf16, noise, safetensors
 from tests.memory_store import MemoryStore

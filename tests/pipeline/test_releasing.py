@@ -15,8 +15,9 @@ import pytest
 
 from operators.errors import ConflictError, StoreError
 from pipeline import releasing
+from pipeline.locations import open_store
 from pipeline.retention import RELEASED, add_tags, expire, tags_of
-from pipeline.store import ObjectInfo, Store, open_store
+from pipeline.store import ObjectInfo, Store
 from pipeline.store_local import LocalStore
 from pipeline.store_s3 import S3Store
 from tests.cases import bf16, noise, safetensors

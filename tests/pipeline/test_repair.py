@@ -9,8 +9,8 @@ import pytest
 from operators.errors import StoreError
 from pipeline import verify
 from pipeline.archive import find_snapshot, load_manifest
+from pipeline.locations import open_source
 from pipeline.packs import pack_key
-from pipeline.store import open_source
 from tests.cases import bf16, noise, safetensors
 from tests.pipeline.commands import QUICK, Capture, Patch, Ran, files_of, objects_of, write
 from tests.pipeline.test_scrubbing import flip

@@ -12,10 +12,11 @@ from operators.errors import FormatError
 from pipeline import restore
 from pipeline.archive import find_snapshot, load_manifest
 from pipeline.cli import main
+from pipeline.locations import open_source, open_store
 from pipeline.reading import ArchivedFile, Decoder, Tensors, archived_files, read_header
 from pipeline.restore import write_tensor
 from pipeline.rows import Row
-from pipeline.store import SourceStore, open_source, open_store
+from pipeline.store import SourceStore
 from tests.cases import safetensors
 
 DATA = bytes(range(200)) * 20

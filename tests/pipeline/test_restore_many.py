@@ -21,12 +21,13 @@ from pipeline import restore
 from pipeline.archive import find_snapshot, load_manifest
 from pipeline.cli import main
 from pipeline.executors import Executor, Outcome, PoolExecutor, SerialExecutor
+from pipeline.locations import open_source, open_store
 from pipeline.packs import pack_key
 from pipeline.reading import ArchivedFile, archived_files
 from pipeline.restore import Restored, RestoreItem, RestoreJob, cut, restore_files
 from pipeline.rows import Row
 from pipeline.snapshots import FileEntry
-from pipeline.store import Store, open_source, open_store
+from pipeline.store import Store
 from pipeline.store_local import LocalStore
 from tests.cases import bf16, safetensors
 from tests.pipeline.commands import QUICK, Capture, Patch, Ran, files_of, write

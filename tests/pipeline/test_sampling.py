@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from operators.errors import StoreError
 from pipeline import sampling
 from pipeline.plan import Part, make_plan
+from pipeline.rooms import Room
 from pipeline.sampling import (
     REQUEST_WORTH_BYTES,
     SAMPLE_BYTES,
@@ -25,7 +26,8 @@ from pipeline.sampling import (
     stretches_of,
 )
 from pipeline.segments import Layout, Segment
-from pipeline.store import Buffers, ObjectInfo, Range, Room, coalesce
+from pipeline.store import Buffers, ObjectInfo, Range
+from pipeline.store_base import coalesce
 from tests.memory_store import MemoryStore
 
 MIB = 1 << 20

@@ -12,8 +12,8 @@ import pytest
 from operators.run import execute
 from pipeline import comparing, reading, verifying
 from pipeline.archive import find_snapshot, load_manifest
+from pipeline.locations import open_source
 from pipeline.packs import pack_key
-from pipeline.store import open_source
 from tests.cases import bf16, noise, safetensors
 from tests.pipeline.commands import QUICK, Capture, Patch, Ran, objects_of, write
 

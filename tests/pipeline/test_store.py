@@ -24,18 +24,10 @@ from operators.errors import (
     StoreError,
     UsageError,
 )
-from pipeline.store import (
-    MAX_GAP_BYTES,
-    MAX_REQUEST_BYTES,
-    ObjectInfo,
-    SourceStore,
-    Staged,
-    Store,
-    clashing_keys,
-    coalesce,
-    open_source,
-    open_store,
-)
+from pipeline.keys import clashing_keys
+from pipeline.locations import open_source, open_store
+from pipeline.store import ObjectInfo, SourceStore, Staged, Store
+from pipeline.store_base import MAX_GAP_BYTES, MAX_REQUEST_BYTES, coalesce
 from pipeline.store_fsspec import FsspecStore
 from pipeline.store_s3 import PART_BYTES, S3Store
 from tests.radosgw import SERVERS, running

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError
 from pipeline import store_local
 from pipeline.cli import main
-from pipeline.store import ObjectInfo, absolute_url, clashing_keys, open_source, open_store, safe_local_path
+from pipeline.keys import clashing_keys, safe_local_path
+from pipeline.locations import absolute_url, open_source, open_store
+from pipeline.store import ObjectInfo
 from pipeline.store_local import LocalStore
 
 UNSAFE = ["", "/", "/etc/x", "../x", "a/../../x", "a/..", "..", "a/./b", "a//b", ".", "a\0b", "x" * 256,

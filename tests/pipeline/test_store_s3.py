@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError, UsageError
-from pipeline.store import ObjectInfo, open_source, open_store
+from pipeline.locations import open_source, open_store
+from pipeline.store import ObjectInfo
 from pipeline.store_s3 import MAX_PARTS, PART_BYTES, S3Source, S3Store, part_bytes
 from tests.faultproxy import Fault, Proxy, fault_proxy
 from tests.s3server import S3Server, s3_server

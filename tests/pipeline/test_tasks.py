@@ -28,9 +28,10 @@ from pipeline import carried, tasks
 from pipeline.executors import attempt
 from pipeline.packs import read_records
 from pipeline.plan import make_plan
+from pipeline.rooms import Room, taken
 from pipeline.rows import Row
 from pipeline.segments import opaque
-from pipeline.store import Buffers, ObjectInfo, Room, Whole, taken
+from pipeline.store import Buffers, ObjectInfo, Whole
 from pipeline.tasks import Encoder, TaskWorker, search_words, segment_words
 from synth.learn import OPTIONS
 from synth.prior import Prior, Remembered

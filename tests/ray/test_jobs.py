@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipeline.store import Store, open_store
+from pipeline.locations import open_store
+from pipeline.store import Store
 from tests.processes import ROOT, brevis
 from tests.ray.cluster import AT_WORK, Cluster
 from tests.s3server import S3Server
