@@ -21,13 +21,13 @@ from operators.books import Books
 from operators.errors import StoreError
 from operators.words import dtype_of
 from pipeline.ahead import ahead
+from pipeline.encoder import segment_words
 from pipeline.executors import may_retry
 from pipeline.plan import Part, Plan
 from pipeline.rooms import Room
 from pipeline.sampling import Sample, sample_plan
 from pipeline.segments import Segment
 from pipeline.store import SourceStore
-from pipeline.tasks import segment_words
 from synth.booked import MOST_BYTES, Lessons, is_offered
 from synth.calibrate import MAX_TENSORS, TensorSample, calibrate
 from synth.options import SearchOptions

@@ -8,11 +8,11 @@ from typing import Any
 from operators.errors import NotFoundError, UsageError
 from pipeline.archive import prior_key
 from pipeline.commit import PRIOR_BYTES_MAX
+from pipeline.encoder import search_segment
 from pipeline.reading import ArchivedFile, Decoder, Tensors
 from pipeline.rows import Row
 from pipeline.snapshots import Snapshot
 from pipeline.store import SourceStore
-from pipeline.tasks import search_segment
 from synth.explain import explain
 from synth.options import SearchOptions
 from synth.prior import Prior

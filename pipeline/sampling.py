@@ -20,11 +20,11 @@ from functools import lru_cache
 from blake3 import blake3
 
 from operators.words import Words
+from pipeline.encoder import segment_words
 from pipeline.executors import each_attempt, may_retry
 from pipeline.plan import Part, Plan
 from pipeline.segments import Segment
 from pipeline.store import Range, SourceStore
-from pipeline.tasks import segment_words
 
 SAMPLE_BYTES = 16 << 10
 """Bytes of a segment that are sampled; a smaller segment is taken whole."""

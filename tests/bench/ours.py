@@ -24,11 +24,11 @@ from operators.limits import SEGMENT_BYTES
 from operators.run import digest_of, execute
 from operators.words import Bytes
 from pipeline.calibration import learn_prior
+from pipeline.encoder import Encoder, record_room
 from pipeline.locations import open_source
 from pipeline.plan import make_plan
 from pipeline.rows import Row
 from pipeline.segments import layout_of
-from pipeline.tasks import Encoder, record_room
 from synth.options import SearchOptions
 from synth.prior import Prior
 from synth.roles import Roles

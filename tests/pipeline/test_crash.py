@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from operators.errors import DamageError, NotFoundError, StoreError
 from operators.program import Literal, Node
 from operators.run import encode
-from pipeline import archive, commit, planning, sampling, store_local, tasks
+from pipeline import archive, commit, encoder, planning, sampling, store_local, tasks
 from pipeline.cli import main
 from pipeline.executors import SerialExecutor
 from pipeline.store import Store, Whole
@@ -391,7 +391,7 @@ def test_a_late_duplicate_of_a_task_does_no_harm(
             del store.objects[key]
         watched = Watched(store)
     if not same_bytes:
-        monkeypatch.setattr(tasks, "encode", lambda _, *rest, **named: encode(Node(Literal("raw")), *rest, **named))
+        monkeypatch.setattr(encoder, "encode", lambda _, *rest, **named: encode(Node(Literal("raw")), *rest, **named))
     assert len(handed) > 1
     for job, item in handed:
         assert job.open()(item).resumed is kept

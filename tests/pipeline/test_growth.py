@@ -14,8 +14,8 @@ from configs.recipe import load
 from operators.program import parse
 from operators.run import digest_of, encode
 from operators.words import DTYPES
+from pipeline.encoder import Encoder
 from pipeline.rows import Row
-from pipeline.tasks import Encoder
 from synth.prior import Prior
 from tests.strategies import KINDS, make_words
 

@@ -12,7 +12,7 @@ import pytest
 
 from operators.program import Literal, Node
 from operators.run import encode
-from pipeline import archive, tasks
+from pipeline import archive, encoder
 from pipeline.cli import main
 from tests.invariants import Watched
 from tests.memory_store import MemoryStore, reach
@@ -33,7 +33,7 @@ class Race:
         reach(patch, self.stores)
         patch.setattr(archive, "REQUESTS", 1)
         patch.setattr("signal.signal", lambda *_: None)  # which only the main thread may call
-        patch.setattr(tasks, "encode", self.encode)
+        patch.setattr(encoder, "encode", self.encode)
 
     @staticmethod
     def encode(program: Node, *arguments: Any, **named: Any) -> Any:

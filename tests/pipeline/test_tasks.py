@@ -24,7 +24,8 @@ from operators.program import LIT, Node, parse
 from operators.registry import OPERATORS_BY_NAME
 from operators.run import Encoded, digest_of, encode, execute
 from operators.words import Bytes, Words
-from pipeline import carried, tasks
+from pipeline import carried, encoder, tasks
+from pipeline.encoder import Encoder, search_words, segment_words
 from pipeline.executors import attempt
 from pipeline.packs import read_records
 from pipeline.plan import make_plan
@@ -32,7 +33,7 @@ from pipeline.rooms import Room, taken
 from pipeline.rows import Row
 from pipeline.segments import opaque
 from pipeline.store import Buffers, ObjectInfo, Whole
-from pipeline.tasks import Encoder, TaskWorker, search_words, segment_words
+from pipeline.tasks import TaskWorker
 from synth.learn import OPTIONS
 from synth.prior import Prior, Remembered
 from synth.roles import role_of
@@ -127,7 +128,7 @@ def test_a_record_of_other_words_is_an_alarm(n_words: int, monkeypatch: pytest.M
             others[-1] ^= 1
         return encode(program, others, digest, **options)
 
-    monkeypatch.setattr("pipeline.tasks.encode", wrong)
+    monkeypatch.setattr("pipeline.encoder.encode", wrong)
     encoder = Encoder(OPTIONS, Prior.uniform())
     encoded, _ = encoder.record(row, data)
     assert encoder.alarms == [row.where]
@@ -221,7 +222,7 @@ def test_records_that_do_not_restore_are_replaced_in_the_pack(
 ) -> None:
     """The segments that share one as well; whether or not the pack holds all of them in memory, or they wait."""
     monkeypatch.setattr(tasks, "RECORDS_BYTES", memory_bytes)
-    monkeypatch.setattr(tasks, "RECORD_SLACK_BYTES", 200)
+    monkeypatch.setattr(encoder, "RECORD_SLACK_BYTES", 200)
     monkeypatch.setattr(carried, "WAITING_BYTES", waiting_bytes)
     book = Book(8, 0, b"\2\2\2", 2)
 

@@ -11,10 +11,10 @@ import pytest
 from operators.limits import SEGMENT_BYTES
 from operators.run import digest_of
 from operators.words import Words
+from pipeline.encoder import Encoder
 from pipeline.plan import make_plan
 from pipeline.segments.safetensors import TURN_BYTES
 from pipeline.store import ObjectInfo
-from pipeline.tasks import Encoder
 from synth.learn import OPTIONS
 from synth.parts import PERIODS
 from synth.prior import Prior
