@@ -91,6 +91,8 @@ class Steps:
     program : Node
     leaves : tuple of Leaf
         In pre-order, which is the order of their payloads.
+    streams : tuple of Stream
+        Of the leaves.
     down, up : int64 arrays, shape (s, COLUMNS)
         Steps from words to payloads and back.
     others : tuple of int
@@ -108,6 +110,7 @@ class Steps:
     stream: Stream
     program: Node
     leaves: tuple[Leaf, ...]
+    streams: tuple[Stream, ...]
     down: Integers
     up: Integers
     others: tuple[int, ...]
@@ -118,7 +121,7 @@ class Steps:
     _coded: dict[bytes, Node] = field(default_factory=dict)
 
     def coded(self, codes: Integers) -> Node:
-        """Return the program with the encodings that were chosen, by their codes."""
+        """Return the program with the encodings that were chosen, by their codes. Raises LimitError."""
         key = codes.tobytes()
         program = self._coded.get(key)
         if program is None:
@@ -126,7 +129,9 @@ class Steps:
                 leaf.literal if leaf.literal.encoding else Literal(ENCODINGS[code].name)
                 for leaf, code in zip(self.leaves, codes.tolist(), strict=True)
             )
-            program = self._coded[key] = self.program.with_literals(decided)
+            program = self.program.with_literals(decided)
+            check(program, self.stream)  # the encodings that were chosen need memory too
+            self._coded[key] = program
         return program
 
 
@@ -155,7 +160,8 @@ def steps_of(program: Node, width_bits: int, n_words: int) -> Steps | None:
     raw = program.with_literals(each if each.encoding else Literal("raw") for each in literals)
     head, places = program_head(stream, raw)
     return Steps(
-        stream, program, tuple(made.leaves), _table(made.down), _table(made.up),
+        stream, program, tuple(made.leaves), tuple(leaf.stream for leaf in made.leaves), _table(made.down),
+        _table(made.up),
         tuple(index for index, each in enumerate(literals) if each.encoding in OTHER), made.arena_bytes,
         np.frombuffer(head, np.uint8), np.array(places, np.int64), _is_in_halves(program, literals),
     )  # fmt: skip
@@ -349,10 +355,10 @@ def payload_bytes(program: Node, words: Words) -> int | None:
 
 def encode_small(
     program: Node, words: Words, digest: bytes, out: NDArray[np.uint8] | None, books: Books | None = None
-) -> tuple[memoryview, Stream, Node, tuple[tuple[Stream, int], ...]] | None:
+) -> tuple[memoryview, Stream, Node, tuple[tuple[Stream, int], ...], int] | None:
     """Return what `operators.run.Encoded` holds, or None where the general path has to write the record.
 
-    Parameters as for `operators.run.encode`.
+    Parameters and errors as for `operators.run.encode`.
     """
     steps = steps_of(program, 8 * words.itemsize, words.size)
     if steps is None:
@@ -378,9 +384,9 @@ def encode_small(
         first = _encode(steps, words, LEFT - first + 1, digest, found, arena, out)
     if first < 0:
         return None
-    sizes = found[k:].tolist()
-    literals = tuple((leaf.stream, n_bytes) for leaf, n_bytes in zip(steps.leaves, sizes, strict=False))
-    return out[first : sizes[k]].data, steps.stream, steps.coded(found[:k]), literals
+    *sizes, end, _ = found[k:].tolist()
+    literals = tuple(zip(steps.streams, sizes, strict=True))
+    return out[first:end].data, steps.stream, steps.coded(found[:k]), literals, sum(sizes)
 
 
 def _encode(

@@ -42,17 +42,15 @@ class Encoded:
         With the encodings that were chosen.
     literals : tuple of (Stream, int)
         Type and payload bytes of each literal, in pre-order.
+    body_bytes : int
+        Of all payloads.
     """
 
     record: Bytes
     stream: Stream
     program: Node
     literals: tuple[tuple[Stream, int], ...]
-
-    @property
-    def body_bytes(self) -> int:
-        """Bytes of all payloads."""
-        return sum(n_bytes for _, n_bytes in self.literals)
+    body_bytes: int
 
 
 def digest_of(data: Bytes | Words) -> bytes:
@@ -100,7 +98,7 @@ def encode(
     Raises
     ------
     FormatError, LimitError
-        `program` is ill-typed for `words`.
+        `program` is ill-typed for `words`, or needs more than the format allows with the encodings that were chosen.
     UnsupportedError
         It names a codebook that is not among `books`.
     """
@@ -115,10 +113,11 @@ def encode(
     if end < 0:
         return None
     coded = program.with_literals(iter(payloads.literals))
+    check(coded, stream)  # the encodings that were chosen need memory too
     head = record_head(stream, coded, digest, [n_bytes for _, n_bytes in payloads.sizes])
     first = payloads.first - len(head)
     payloads.data[first : payloads.first] = np.frombuffer(head, np.uint8)
-    return Encoded(payloads.data[first:end].data, stream, coded, tuple(payloads.sizes))
+    return Encoded(payloads.data[first:end].data, stream, coded, tuple(payloads.sizes), end - payloads.first)
 
 
 def execute(

@@ -69,12 +69,15 @@ class Recalled:
         The search of the other, where the program has to be fitted to words.
     others : tuple of Recalled
         Programs of more tensors of the role, to be written before the tensor is searched.
+    encoded : Encoded or None
+        The record of the program, where it had to be written to be chosen.
     """
 
     program: Node
     expected_bits: int
     found: Synthesis | None = None
     others: tuple[Recalled, ...] = ()
+    encoded: Encoded | None = None
 
     def program_for(self, words: Words) -> Node:
         """Return the program for other words of the same tensor: one of its segments."""
@@ -118,15 +121,25 @@ class Roles:
         """Keep what was found for a tensor, and the encodings with which it was written, for others of its role."""
         if not self._options.share:
             return
-        known = self._found.setdefault(role_of(name, words, dtype, columns), [])
-        if len(known) < MAX_KNOWN:
+        role = role_of(name, words, dtype, columns)
+        known = self._known(role)
+        if len(known) - len(self._prior.programs.get(role, ())) < MAX_KNOWN:
             remembered = remembered_as(found, words, columns, encoded)
             if is_fitted(found):
                 known.append((replace(remembered, n_words=0), found))
             else:
                 known.append((remembered, None))
 
-    def recall(self, name: str | None, words: Words, dtype: str | None, columns: int) -> Recalled | None:
+    def _known(self, role: str) -> list[tuple[Remembered, Synthesis | None]]:
+        """Return the programs of a role, those of the prior first; what is appended to the list is remembered."""
+        known = self._found.get(role)
+        if known is None:
+            known = self._found[role] = [(one, None) for one in self._prior.programs.get(role, ())]
+        return known
+
+    def recall(
+        self, name: str | None, words: Words, dtype: str | None, columns: int, digest: bytes | None = None
+    ) -> Recalled | None:
         """Return the program of a tensor of this role that looks like this one, or None.
 
         Parameters
@@ -137,11 +150,12 @@ class Roles:
         dtype : str or None
         columns : int
             Words of a row, 0 where there are none.
+        digest : bytes, optional
+            BLAKE3 of the bytes of `words`, where the caller has it already.
         """
         if not self._options.share or not words.size:
             return None
-        role = role_of(name, words, dtype, columns)
-        known = [*((one, None) for one in self._prior.programs.get(role, ())), *self._found.get(role, ())]
+        known = self._known(role_of(name, words, dtype, columns))
         known = [pair for pair in known if pair[0].fits(words.size, columns)]
         if not known:
             constant = _constant(words)
@@ -156,15 +170,15 @@ class Roles:
             others = tuple(_recalled(one, None, words) for one in settled.values())
             return _recalled(last, found, words, others)
         recalled = [_recalled(remembered, found, words) for remembered, found in reversed(known)]
-        return recalled[0] if len(recalled) == 1 else self._smallest(recalled, words)
+        return recalled[0] if len(recalled) == 1 else self._smallest(recalled, words, digest)
 
-    def _smallest(self, recalled: list[Recalled], words: Words) -> Recalled:
+    def _smallest(self, recalled: list[Recalled], words: Words, digest: bytes | None) -> Recalled:
         """Return the program that takes the fewest bytes of small `words`.
 
         Those that only their record can tell of are written where they took clearly less of others than the best of
         the rest takes of these. Tensors of several kinds look alike: what is expected is what the largest of them took.
         """
-        best, best_bytes = recalled[0], words.nbytes
+        best, best_bytes, record = recalled[0], words.nbytes, None
         tried, others = [], []
         for one in recalled:
             if self._vain[one.program] >= MOST_VAIN:
@@ -179,12 +193,12 @@ class Roles:
         for one in others:
             if one.expected_bits < 8 * (best_bytes - best_bytes // CLEARLY):
                 tried.append(one)
-                encoded = written(one.program, words)
+                encoded = written(one.program, words, digest)
                 if encoded is not None and encoded.body_bytes < best_bytes:
-                    best, best_bytes = one, encoded.body_bytes
+                    best, best_bytes, record = one, encoded.body_bytes, encoded
         for one in tried:
             self._vain[one.program] = 0 if one is best else self._vain[one.program] + 1
-        return Recalled(best.program, max([one.expected_bits for one in recalled]), best.found)
+        return Recalled(best.program, max([one.expected_bits for one in recalled]), best.found, encoded=record)
 
 
 def _recalled(
@@ -197,10 +211,13 @@ def _recalled(
 _parsed = functools.lru_cache(1 << 12)(parse)
 
 
-def written(program: Node, words: Words) -> Encoded | None:
-    """Return the record of a program that was found for other words, or None where it cannot produce these."""
+def written(program: Node, words: Words, digest: bytes | None = None) -> Encoded | None:
+    """Return the record of a program that was found for other words, or None where it cannot produce these.
+
+    Parameters as for `operators.run.encode`.
+    """
     try:
-        return encode(program, words)
+        return encode(program, words, digest)
     except DamageError:
         return None
 

@@ -135,7 +135,7 @@ def test_the_bytes_of_the_general_path(data: st.DataObject, words: Words) -> Non
         return
     assert expected is not None
     assert (bytes(small[0]), *small[1:]) == (
-        bytes(expected.record), expected.stream, expected.program, expected.literals
+        bytes(expected.record), expected.stream, expected.program, expected.literals, expected.body_bytes
     )  # fmt: skip
     if n_bytes is not None:
         assert expected.body_bytes <= n_bytes <= expected.body_bytes + 8 * len(small[3]) + (expected.body_bytes >> 6)
@@ -200,7 +200,7 @@ def test_literals_of_other_encodings_come_between(text: str, n_words: int) -> No
     assert expected is not None
     assert small is not None
     assert (bytes(small[0]), *small[1:]) == (
-        bytes(expected.record), expected.stream, expected.program, expected.literals
+        bytes(expected.record), expected.stream, expected.program, expected.literals, expected.body_bytes
     )  # fmt: skip
     read = execute_small(small[0], words.nbytes, None)
     assert read is not None

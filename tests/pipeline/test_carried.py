@@ -35,7 +35,7 @@ LEARNED = ("--workers", "1", "--set", "synth.prior=learned", "--set", "synth.bud
 
 
 def encoded(name: int, n_bytes: int) -> Encoded:
-    return Encoded(name.to_bytes(4, "little") + bytes(n_bytes - 4), Stream(8, 1), LIT, ())
+    return Encoded(name.to_bytes(4, "little") + bytes(n_bytes - 4), Stream(8, 1), LIT, (), 0)
 
 
 # -- what a pack carries ------------------------------------------------------------------------
