@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.books import Book, Books
-from operators.check import check
 from operators.errors import DamageError, InternalError
 from operators.limits import RECORD_BYTES, SEGMENT_BYTES
 from operators.program import Literal, Node
@@ -140,10 +139,10 @@ class Encoder:
         self._tensor = tensor
         rows, columns = shape_of(row, words)
         row_words = columns if rows > 1 else 0
-        recalled = self._roles.recall(row.tensor, words, row.dtype, row_words)
+        recalled = self._roles.recall(row.tensor, words, row.dtype, row_words, digest)
         missed: tuple[int, Recalled] | None = None
         for one in () if recalled is None else (recalled, *recalled.others):
-            encoded = self._encoded(one.program, words, digest)
+            encoded = one.encoded or self._encoded(one.program, words, digest)
             if encoded is not None and not one.is_missed(encoded.body_bytes):
                 self._found = one
                 return encoded, 0
@@ -158,18 +157,15 @@ class Encoder:
             self._roles.remember(row.tensor, words, row.dtype, row_words, found, encoded)
         if missed is not None and (encoded is None or missed[0] < encoded.body_bytes):
             self._found = missed[1]
-            encoded = self._encoded(missed[1].program, words, digest)
+            encoded = missed[1].encoded or self._encoded(missed[1].program, words, digest)
         return encoded, found.expansions
 
     def _encoded(self, program: Node, words: Words, digest: bytes) -> Encoded | None:
         """Return the record of `program`, or None where it does not fit `words` or a limit of the format."""
         try:
-            encoded = encode(program, words, digest, out=self._written)
-            if encoded is not None:  # the encodings that were chosen need memory too
-                check(encoded.program, encoded.stream)
+            return encode(program, words, digest, out=self._written)
         except DamageError:
             return None
-        return encoded
 
     def _restores(
         self,
