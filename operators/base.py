@@ -334,6 +334,8 @@ class WholeSource(Source):
     """
 
     whole = True
+    takes_lows: ClassVar[bool] = False
+    """Whether `decode_above` is there, for words of 16 bits."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -343,11 +345,6 @@ class WholeSource(Source):
     @abstractmethod
     def decode(self, out: Words) -> None:
         """Fill `out` with all words of the stream. Raises DamageError."""
-
-    @property
-    def takes_lows(self) -> bool:
-        """Whether `decode_above` is there."""
-        return False
 
     def decode_above(self, lows: NDArray[np.uint8], out: Words) -> None:
         """Fill `out`, words of 32 bits: those of the stream above their lower halves, which are the bytes `lows`."""

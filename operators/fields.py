@@ -22,6 +22,7 @@ from operators.errors import ArchiveError
 from operators.kernels import steps as kernels
 from operators.kernels.leaves import MIDDLE_BITS, NARROW_BITS, UNDECIDED
 from operators.kernels.steps import COLUMNS, CUT, CUT_SOME, LEAF, LEFT, OTHER_LEAF, ROOT, SLACK_WORDS
+from operators.limits import SEGMENT_BYTES
 from operators.literals.huffman import all_streams_of
 from operators.literals.profile import LARGE_WORDS, RANS_GAIN
 from operators.literals.rans import lanes_of
@@ -43,7 +44,9 @@ from operators.writing import write_literal
 
 PLAIN = ("", "raw", "bitpack", "huffman", "rans")
 """Encodings that kernels write and read."""
-OTHER = ("lz", "scaled", "scaled_huffman", "fixed")
+TILED = ("scaled", "scaled_huffman")
+"""Encodings of words in tiles."""
+OTHER = ("lz", *TILED, "fixed")
 """Encodings whose literals come between two calls."""
 MOST_WORDS = 1 << 20
 """More are written and read block by block, so that they stay in cache."""
@@ -87,7 +90,7 @@ class Steps:
     Attributes
     ----------
     stream : Stream
-        Type of the words, at least one of them and at most a block.
+        Type of the words, at least one of them.
     program : Node
     leaves : tuple of Leaf
         In pre-order, which is the order of their payloads.
@@ -135,7 +138,6 @@ class Steps:
         return program
 
 
-@functools.lru_cache(maxsize=_KEPT)
 def steps_of(program: Node, width_bits: int, n_words: int) -> Steps | None:
     """Return the steps of `program` as a producer of words, or None where it has other nodes than there are steps for.
 
@@ -145,9 +147,11 @@ def steps_of(program: Node, width_bits: int, n_words: int) -> Steps | None:
     width_bits, n_words : int
         8, 16, 32 or 64 bits; 1 to `BLOCK_WORDS` words.
     """
-    stream = Stream(width_bits, n_words)
-    if not 0 < n_words <= MOST_WORDS:
-        return None
+    return _steps_of(program, Stream(width_bits, n_words)) if 0 < n_words <= MOST_WORDS else None
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _steps_of(program: Node, stream: Stream) -> Steps | None:
     try:
         check(program, stream)
     except ArchiveError:
@@ -163,21 +167,14 @@ def steps_of(program: Node, width_bits: int, n_words: int) -> Steps | None:
         stream, program, tuple(made.leaves), tuple(leaf.stream for leaf in made.leaves), _table(made.down),
         _table(made.up),
         tuple(index for index, each in enumerate(literals) if each.encoding in OTHER), made.arena_bytes,
-        np.frombuffer(head, np.uint8), np.array(places, np.int64), _is_in_halves(program, literals),
+        np.frombuffer(head, np.uint8), np.array(places, np.int64), _is_in_halves(program),
     )  # fmt: skip
 
 
-def _is_in_halves(program: Node, literals: list[Literal]) -> bool:
-    op = program.op
-    if not isinstance(op, Merge) or op.widths != (16, 16) or len(literals) != 2:
-        return False
-    lower, upper = literals
-    return (
-        lower.encoding == "raw"
-        and upper.encoding in OTHER
-        and isinstance(upper.coder, Tiled)
-        and upper.coder.takes_lows
-    )
+def _is_in_halves(program: Node) -> bool:
+    lower_and_upper = [child.op.encoding for child in program.children if isinstance(child.op, Literal)]
+    is_cut = isinstance(program.op, Merge) and program.op.widths == (16, 16)
+    return is_cut and lower_and_upper in [["raw", tiled] for tiled in TILED]
 
 
 def _table(steps: list[Step]) -> Integers:
@@ -414,19 +411,22 @@ def execute_small(
     stream = steps.stream
     if (n_bytes is not None and n_bytes != stream.n_bytes) or (out is not None and out.size != stream.n_bytes):
         return None
-    words = stream.empty() if out is None else out.view(container(stream.width_bits))
     data = np.frombuffer(buffer, np.uint8)
     sizes = np.empty(steps.places.size, np.int64)
     digest_at = kernels.take_sizes(data, head_bytes, DIGEST_BYTES, sizes)
     if digest_at < 0:
         return None
     start = digest_at + DIGEST_BYTES
+    words = stream.empty() if out is None else out.view(container(stream.width_bits))
     if steps.in_halves:
         return (words, bytes(buffer[digest_at:start])) if _read_halves(steps, data[start:], sizes, words) else None
     arena = BUFFERS.take("arena", steps.arena_bytes)
     if steps.others and not _read_others(steps, buffer[start:], sizes.tolist(), arena, words, books):
         return None
-    if not kernels.decode_steps(data, start, sizes, steps.up, words.itemsize, arena, words.view(np.uint8)):
+    is_read = len(steps.others) == len(steps.up)  # no step but literals that are read by now
+    if not is_read and not kernels.decode_steps(
+        data, start, sizes, steps.up, words.itemsize, arena, words.view(np.uint8)
+    ):
         return None
     return words, bytes(buffer[digest_at:start])
 
@@ -473,10 +473,16 @@ def _head_bytes(buffer: memoryview) -> int:
 
 @functools.lru_cache(maxsize=_KEPT)
 def _read_steps(head: bytes) -> Steps | None:
-    """Return the steps of a record that begins with `head`, or None where there are none."""
+    """Return the steps of a record that begins with `head`, or None where there are none.
+
+    Tiles are read at once however many they are, and where they belong: then there are more words than usual.
+    """
     try:
         stream, program = take_program_head(Reader(head))
     except ArchiveError:
         return None
-    steps = steps_of(program, stream.width_bits, stream.n_words)
+    is_tiled = isinstance(program.op, Literal) and program.op.encoding in TILED
+    if not 0 < stream.n_words <= (SEGMENT_BYTES if is_tiled or _is_in_halves(program) else MOST_WORDS):
+        return None
+    steps = _steps_of(program, stream)
     return None if steps is None or steps.head.tobytes() != head else steps

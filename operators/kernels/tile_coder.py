@@ -15,17 +15,13 @@ class TileCoder:
 
     Attributes
     ----------
-    decode_upper_tiles : callable or None
-        Decodes words of 16 bits into the upper halves of others at once.
     encoder_bytes, decoder_bytes : int
         Of the prepared form of one table.
     """
 
     encoder_tables: Callable[..., None]
-    decoder_tables: Callable[..., None]
     encode_tiles: Callable[..., tuple[int, int]]
-    decode_tiles: Callable[..., tuple[int, int]]
-    decode_upper_tiles: Callable[..., tuple[int, int]] | None
+    decode_literal: Callable[..., tuple[int, int, int]]
     encoder_bytes: int
     decoder_bytes: int
     fixed_bytes: int
@@ -39,10 +35,8 @@ class TileCoder:
 def _family(module: ModuleType | Any) -> TileCoder:
     return TileCoder(
         module.encoder_tables,
-        module.decoder_tables,
         module.encode_tiles,
-        module.decode_tiles,
-        getattr(module, "decode_upper_tiles", None),
+        module.decode_literal,
         module.ENCODER_BYTES,
         module.DECODER_BYTES,
         module.SCRATCH_BYTES,

@@ -122,6 +122,28 @@ def set_flips(flips: Any, width_bits: Any, out: Any) -> None:
 
 
 @inlined
+def top_bit_of(words: Any) -> Any:
+    """Return the number of the top bit of what of words is decoded: of 32 bits that is the upper half."""
+    return 7 if words.itemsize == 1 else 15
+
+
+@inlined
+def coded_of(words: Any, i: Any) -> Any:
+    """Return what of word `i` is decoded."""
+    return np.uint16(np.uint32(words[i]) >> np.uint32(16) if words.itemsize == 4 else np.uint32(words[i]))
+
+
+@inlined
+def put_coded(words: Any, lows: Any, i: Any, coded: Any) -> None:
+    """Set word `i` from what is decoded of it, and from the bytes of all lower halves."""
+    if words.itemsize == 4:
+        low = np.uint32(load_u16(lows, np.uint64(i) * np.uint64(2)))
+        words[i] = words.dtype.type(np.uint32(np.uint32(coded) << np.uint32(16)) | low)
+    else:
+        words[i] = words.dtype.type(coded)
+
+
+@inlined
 def _turned(word: Any, low_bits: Any, top_bit: Any) -> Any:
     """Return a word whose sign and lowest bit of the field have changed places."""
     differ = both(np.uint16(down(word, low_bits) ^ down(word, top_bit)), np.uint16(1))
@@ -177,8 +199,8 @@ def _split_low(words: Any, first: Any, scratch: Any, flips: Any, turned: Any, vi
 
 @inlined
 def _merge_row(
-    scratch: Any, flips: Any, turned: Any, tops: Any, view: Any, low_at: Any, wide: Any, words: Any, first: Any,
-    j: Any, n: Any,
+    scratch: Any, flips: Any, turned: Any, tops: Any, view: Any, low_at: Any, wide: Any, words: Any, lows: Any,
+    first: Any, j: Any, n: Any,
 ) -> None:  # fmt: skip
     """Set a row of words from row `j` of symbols and raw fields; the low bytes of `wide` ones are apart."""
     low_bits, mask, low_mask, shift, sign = view
@@ -191,8 +213,8 @@ def _merge_row(
         field = both(np.uint16(load_u16(scratch, top_at + c + c) - symbol), mask)
         word = np.uint16(up(field, low_bits) | both(bits, low_mask) | both(up(bits, shift), sign))
         if turned:
-            word = np.uint16(_turned(word, low_bits, 8 * words.itemsize - 1) ^ load_u16(scratch, flip + c + c))
-        words[start + c] = words.dtype.type(word)
+            word = np.uint16(_turned(word, low_bits, top_bit_of(words)) ^ load_u16(scratch, flip + c + c))
+        put_coded(words, lows, start + c, word)
 
 
 @inlined
@@ -297,15 +319,15 @@ def split_tile(
 
 @inlined
 def merge_tile(
-    words: Any, columns: Any, rows: Any, tile: Any, geometry: Any, scratch: Any, places: Any, block_at: Any
+    words: Any, lows: Any, columns: Any, rows: Any, tile: Any, geometry: Any, scratch: Any, places: Any, block_at: Any
 ) -> None:  # fmt: skip
     """Inverse of `split_tile`, but for the fields of escapes; the scratch holds the raw block and 8 bytes more."""
     low_bits, signed = geometry[0], geometry[3]
     raw_bits = low_bits + (1 if signed else 0)
     mask = np.uint16((np.int64(1) << geometry[2]) - 1)
     low_mask = np.uint16((np.int64(1) << low_bits) - 1)
-    sign = np.uint16(np.int64(1) << (8 * words.itemsize - 1)) if signed else np.uint16(0)
-    view = low_bits, mask, low_mask, 8 * words.itemsize - 1 - low_bits, sign
+    sign = np.uint16(np.int64(1) << top_bit_of(words)) if signed else np.uint16(0)
+    view = low_bits, mask, low_mask, top_bit_of(words) - low_bits, sign
     is_wide = raw_bits & 8
     for c in range(0, columns, BLOCK):
         n_columns = min(BLOCK, columns - c)
@@ -329,13 +351,13 @@ def merge_tile(
             first, low = np.int64(rows[ROWS * tile + j]) * columns + c, block_at + j * columns + c
             if is_wide:
                 if signed == 2:
-                    _merge_row(scratch, flips, True, tops, view, low, True, words, first, j, n)
+                    _merge_row(scratch, flips, True, tops, view, low, True, words, lows, first, j, n)
                 else:
-                    _merge_row(scratch, flips, False, tops, view, low, True, words, first, j, n)
+                    _merge_row(scratch, flips, False, tops, view, low, True, words, lows, first, j, n)
             elif signed == 2:
-                _merge_row(scratch, flips, True, tops, view, low, False, words, first, j, n)
+                _merge_row(scratch, flips, True, tops, view, low, False, words, lows, first, j, n)
             else:
-                _merge_row(scratch, flips, False, tops, view, low, False, words, first, j, n)
+                _merge_row(scratch, flips, False, tops, view, low, False, words, lows, first, j, n)
 
 
 @inlined

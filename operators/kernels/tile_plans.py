@@ -1,7 +1,7 @@
 """What the words of a literal in tiles are coded with (`operators.literals.tiled`): planned from them, or read.
 
-One call each way: for a literal of a few thousand words a call takes as long as what it does. The pieces are those
-of `operators.kernels.scales` and `operators.kernels.tile_heads`.
+One call: for a literal of a few thousand words a call takes as long as what it does. The pieces are those of
+`operators.kernels.scales` and `operators.kernels.tile_heads`.
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from operators.kernels.jit import kernel
+from operators.kernels.jit import inlined, kernel
 from operators.kernels.scales import STEPS, TILE_ROWS, count, count_tail, mark_used, set_orders, window
 from operators.kernels.tile_heads import put_scales, take_scales
 
@@ -103,19 +103,19 @@ def plan_tiles(
     return bit, tail_scale
 
 
-@kernel("row_scales", "column_scales", "levels", "flips", "order", "tiles", "column_order", "used")
+@inlined
 def take_plan(
-    section: NDArray[np.uint8],
-    geometry: NDArray[np.int64],
-    row_scales: NDArray[np.int32],
-    column_scales: NDArray[np.int32],
-    levels: NDArray[np.uint8],
-    flips: NDArray[np.uint8],
-    order: NDArray[np.int32],
-    tiles: NDArray[np.int32],
-    column_order: NDArray[np.int32],
-    used: NDArray[np.uint8],
-) -> tuple[int, int]:
+    section: Any,
+    geometry: Any,
+    row_scales: Any,
+    column_scales: Any,
+    levels: Any,
+    flips: Any,
+    order: Any,
+    tiles: Any,
+    column_order: Any,
+    used: Any,
+) -> Any:
     """Read from `section`, any bytes, what `plan_tiles` writes, and set what it sets; return the same."""
     signed, tables, kept = geometry[3], geometry[4], geometry[5]
     column_scales[:] = 0

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.lanes import pick
 from operators.kernels.memory import copy_bytes, load_u16, load_u64, store_u16
+from operators.kernels.tile_payloads import decode_payload, lane_tables
 from operators.kernels.tile_planes import (
     BIT_7,
     BLOCK_COLUMN_BYTES,
@@ -23,13 +24,16 @@ from operators.kernels.tile_planes import (
     FIXED_BYTES,
     ROWS,
     areas,
+    coded_of,
     field_of,
     merge_tile,
     outside,
+    put_coded,
     range_of,
     set_contexts,
     set_flips,
     split_tile,
+    top_bit_of,
     with_field,
 )
 
@@ -335,6 +339,7 @@ def decode_tiles(
     escapes: NDArray[np.uint16],
     n_escapes: int,
     scratch: NDArray[np.uint8],
+    lows: NDArray[np.uint8],
     words: NDArray[Any],
     is_last: bool,
 ) -> tuple[int, int]:
@@ -355,8 +360,10 @@ def decode_tiles(
         From index `n_escapes` on they are those of these tiles.
     scratch : uint8 array
         `SCRATCH_BYTES` and `SCRATCH_BYTES_PER_COLUMN`.
-    words : uint8 or uint16 array
-        All words of `rows` are written on success, no others ever.
+    lows : uint8 array
+        The bytes of the lower halves of words of 32 bits; not looked at where words are smaller.
+    words : uint8, uint16 or uint32 array
+        All words of `rows` are written on success, no others ever; of 32 bits what is decoded is the upper half.
     is_last : bool
         Whether the last tile is the last of the literal, whose raw block lacks its seeded end.
 
@@ -370,7 +377,7 @@ def decode_tiles(
     for v in range(columns):
         places[column_order[v]] = symbols_at + ROWS * v
     entries = tables.reshape(-1).view(np.uint32)
-    top_bit = 8 * words.itemsize - 1
+    top_bit = top_bit_of(words)
     set_flips(flips, top_bit + 1, flipped)
     block_bytes = 8 * (geometry[0] + (1 if geometry[3] else 0)) * columns
     last_group = states.size - LANES
@@ -401,7 +408,7 @@ def decode_tiles(
             if not _put_seeds(states, n_seeded, scratch, block_at + block_bytes - n_seeded):
                 return -1, n_escapes
         copy_bytes(scratch, block_at, payload, raw_at + i * block_bytes, block_bytes - n_seeded)
-        merge_tile(words, columns, rows, i, geometry, scratch, places, block_at)
+        merge_tile(words, lows, columns, rows, i, geometry, scratch, places, block_at)
         for k in range(n_listed):
             column = np.int64(listed[k])
             symbols = np.int64(places[column])
@@ -410,10 +417,27 @@ def decode_tiles(
                     if n_escapes == escapes.size:
                         return -1, n_escapes
                     here = np.int64(of_tile[j]) * columns + column
-                    words[here] = words.dtype.type(
-                        with_field(words[here], escapes[n_escapes], flipped[column], geometry, top_bit)
-                    )
+                    word = with_field(coded_of(words, here), escapes[n_escapes], flipped[column], geometry, top_bit)
+                    put_coded(words, lows, here, word)
                     n_escapes += 1
     if is_last and not n_tiles and not _put_seeds(states, 0, scratch, block_at):
         return -1, n_escapes
     return np.int64(above), n_escapes
+
+
+@inlined
+def _take_tables(section: Any, contexts: Any, n_tables: Any, scratch: Any) -> Any:
+    return lane_tables(decoder_tables, DECODER_BYTES, section, contexts, n_tables, scratch)
+
+
+@kernel("scratch", "words")
+def decode_literal(
+    payload: NDArray[np.uint8],
+    numbers: NDArray[np.int64],
+    has_escapes: bool,
+    lows: NDArray[np.uint8],
+    scratch: NDArray[np.uint8],
+    words: NDArray[Any],
+) -> tuple[int, int, int]:
+    """Decode a whole literal: `operators.kernels.tile_payloads.decode_payload`."""
+    return decode_payload(_take_tables, decode_tiles, payload, numbers, has_escapes, lows, scratch, words)

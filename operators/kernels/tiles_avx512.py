@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.lanes import gather_bits
 from operators.kernels.memory import copy_bytes
+from operators.kernels.tile_payloads import decode_payload, lane_tables
 from operators.kernels.tile_planes_avx512 import (
     COLUMN_BYTES,
     ESCAPE,
@@ -515,33 +516,58 @@ def _take_escapes(view: Any, rows: Any, column: Any, bits: Any, escapes: Any) ->
     return escapes
 
 
-@inlined
-def _decode(
-    payload: Any,
-    columns: Any,
-    rows: Any,
-    tile_scales: Any,
-    column_order: Any,
-    column_scales: Any,
-    levels: Any,
-    flips: Any,
-    geometry: Any,
-    tables: Any,
-    raw_at: Any,
-    at: Any,
-    end: Any,
-    states: Any,
-    escapes: Any,
-    n_escapes: Any,
-    scratch: Any,
-    lows: Any,
-    words: Any,
-    is_last: Any,
-) -> Any:
-    """Decode tiles; the lower halves of words of 4 bytes are at the address `lows`."""
+@kernel("states", "scratch", "words")
+def decode_tiles(
+    payload: NDArray[np.uint8],
+    columns: int,
+    rows: NDArray[np.int32],
+    tile_scales: NDArray[np.int32],
+    column_order: NDArray[np.int32],
+    column_scales: NDArray[np.int32],
+    levels: NDArray[np.uint8],
+    flips: NDArray[np.uint8],
+    geometry: NDArray[np.int64],
+    tables: NDArray[np.uint8],
+    raw_at: int,
+    at: int,
+    end: int,
+    states: NDArray[np.uint32],
+    escapes: NDArray[np.uint16],
+    n_escapes: int,
+    scratch: NDArray[np.uint8],
+    lows: NDArray[np.uint8],
+    words: NDArray[Any],
+    is_last: bool,
+) -> tuple[int, int]:
+    """Inverse of `encode_tiles`, in the order of the tiles.
+
+    Parameters
+    ----------
+    payload : uint8 array
+        Blocks of raw bits from `raw_at` on, the stream in ``[at, end)``.
+    columns, rows, tile_scales, column_order, column_scales, levels, flips, geometry, states, scratch
+        As in `encode_tiles`.
+    tables : uint8 array, shape (n_tables, DECODER_BYTES)
+    raw_at, at, end : int
+        Bytes of `payload`.
+    escapes : uint16 array
+    n_escapes : int
+        The next of `escapes`.
+    lows : uint8 array
+        The bytes of the lower halves of words of 32 bits; not looked at where words are smaller.
+    words : uint8, uint16 or uint32 array, shape (n,)
+        All words of the rows are written; of 32 bits what is decoded is the upper half.
+    is_last : bool
+        Whether the last tile is the last of all: the end of its block is taken from the states.
+
+    Returns
+    -------
+    at, n_escapes : int
+        `at` is -1 where the stream or the escapes end too soon, or the last states are not those of a writer.
+    """
     two = states.size == 2 * LANES
     base = (address(scratch) + 63) & ~63
-    view = view_of(words, lows, flips, columns, geometry, base + _STREAM_BYTES)
+    view = view_of(words, address(lows), flips, columns, geometry, base + _STREAM_BYTES)
     tops, scales, last_at = _columns_of(scratch, view, columns)
     _pair_scales(column_order, column_scales, scales)
     block = 8 * view.raw * columns
@@ -598,86 +624,19 @@ def _decode(
     return end - left, (e - address(escapes)) >> 1
 
 
-@kernel("states", "scratch", "words")
-def decode_tiles(
+@inlined
+def _take_tables(section: Any, contexts: Any, n_tables: Any, scratch: Any) -> Any:
+    return lane_tables(decoder_tables, DECODER_BYTES, section, contexts, n_tables, scratch)
+
+
+@kernel("scratch", "words")
+def decode_literal(
     payload: NDArray[np.uint8],
-    columns: int,
-    rows: NDArray[np.int32],
-    tile_scales: NDArray[np.int32],
-    column_order: NDArray[np.int32],
-    column_scales: NDArray[np.int32],
-    levels: NDArray[np.uint8],
-    flips: NDArray[np.uint8],
-    geometry: NDArray[np.int64],
-    tables: NDArray[np.uint8],
-    raw_at: int,
-    at: int,
-    end: int,
-    states: NDArray[np.uint32],
-    escapes: NDArray[np.uint16],
-    n_escapes: int,
+    numbers: NDArray[np.int64],
+    has_escapes: bool,
+    lows: NDArray[np.uint8],
     scratch: NDArray[np.uint8],
     words: NDArray[Any],
-    is_last: bool,
-) -> tuple[int, int]:
-    """Inverse of `encode_tiles`, in the order of the tiles.
-
-    Parameters
-    ----------
-    payload : uint8 array
-        Blocks of raw bits from `raw_at` on, the stream in ``[at, end)``.
-    columns, rows, tile_scales, column_order, column_scales, levels, flips, geometry, states, scratch
-        As in `encode_tiles`.
-    tables : uint8 array, shape (n_tables, DECODER_BYTES)
-    raw_at, at, end : int
-        Bytes of `payload`.
-    escapes : uint16 array
-    n_escapes : int
-        The next of `escapes`.
-    words : uint8 or uint16 array, shape (n,)
-        All words of the rows are written.
-    is_last : bool
-        Whether the last tile is the last of all: the end of its block is taken from the states.
-
-    Returns
-    -------
-    at, n_escapes : int
-        `at` is -1 where the stream or the escapes end too soon, or the last states are not those of a writer.
-    """
-    return _decode(
-        payload, columns, rows, tile_scales, column_order, column_scales, levels, flips, geometry, tables, raw_at, at,
-        end, states, escapes, n_escapes, scratch, 0, words, is_last,
-    )  # fmt: skip
-
-
-@kernel("states", "scratch", "words")
-def decode_upper_tiles(
-    payload: NDArray[np.uint8],
-    columns: int,
-    rows: NDArray[np.int32],
-    tile_scales: NDArray[np.int32],
-    column_order: NDArray[np.int32],
-    column_scales: NDArray[np.int32],
-    levels: NDArray[np.uint8],
-    flips: NDArray[np.uint8],
-    geometry: NDArray[np.int64],
-    tables: NDArray[np.uint8],
-    raw_at: int,
-    at: int,
-    end: int,
-    states: NDArray[np.uint32],
-    escapes: NDArray[np.uint16],
-    n_escapes: int,
-    scratch: NDArray[np.uint8],
-    lows: NDArray[np.uint8],
-    words: NDArray[np.uint32],
-    is_last: bool,
-) -> tuple[int, int]:
-    """Decode tiles of 16-bit words as the upper halves of `words`; `lows` are the bytes of their lower halves.
-
-    Other parameters and what is returned as for `decode_tiles`.
-    """
-    return _decode(
-        payload, columns, rows, tile_scales, column_order, column_scales, levels, flips, geometry, tables, raw_at, at,
-        end, states, escapes, n_escapes, scratch, address(lows), words, is_last,
-    )  # fmt: skip
+) -> tuple[int, int, int]:
+    """Decode a whole literal: `operators.kernels.tile_payloads.decode_payload`."""
+    return decode_payload(_take_tables, decode_tiles, payload, numbers, has_escapes, lows, scratch, words)

@@ -22,6 +22,8 @@ from operators.kernels.huffman import (
 )
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.memory import copy_bytes, load_u64, store_u64
+from operators.kernels.tile_heads import take_lengths
+from operators.kernels.tile_payloads import after, decode_payload
 from operators.kernels.tile_planes import (
     BIT_7,
     COLUMN_BYTES,
@@ -30,13 +32,16 @@ from operators.kernels.tile_planes import (
     FIXED_BYTES,
     ROWS,
     areas,
+    coded_of,
     field_of,
     merge_tile,
     outside,
+    put_coded,
     range_of,
     set_contexts,
     set_flips,
     split_tile,
+    top_bit_of,
     with_field,
 )
 
@@ -319,13 +324,14 @@ def decode_tiles(
     escapes: NDArray[np.uint16],
     n_escapes: int,
     scratch: NDArray[np.uint8],
+    lows: NDArray[np.uint8],
     words: NDArray[Any],
 ) -> tuple[int, int]:
     """Decode tiles; return the byte after their groups, and the next escape.
 
     Parameters
     ----------
-    payload, raw_at, escapes, n_escapes, scratch, words
+    payload, raw_at, escapes, n_escapes, scratch, lows, words
         As for `operators.kernels.tiles.decode_tiles`; the groups lie in bytes `at` to `end`.
     columns, rows, tile_scales, column_order, column_scales, levels, flips, geometry
         As for `encode_tiles`, and right: they are not looked at.
@@ -338,7 +344,7 @@ def decode_tiles(
         The first is -1 where the groups cannot be those of these tiles, or the escapes run out.
     """
     tops, flipped, places, _, pair_tables, by_table = areas(scratch, columns)
-    top_bit = 8 * words.itemsize - 1
+    top_bit = top_bit_of(words)
     set_flips(flips, top_bit + 1, flipped)
     block_bytes = 8 * (geometry[0] + (1 if geometry[3] else 0)) * columns
     flat = tables.reshape(-1)
@@ -376,7 +382,7 @@ def decode_tiles(
             set_contexts(tile_scales[i], column_order, column_scales, levels, geometry, tops, pair_tables)
             _set_places(column_order, pair_tables, by_table, starts, places)
             copy_bytes(scratch, block_at, payload, raw_at + i * block_bytes, block_bytes)
-            merge_tile(words, columns, rows, i, geometry, scratch, places, block_at)
+            merge_tile(words, lows, columns, rows, i, geometry, scratch, places, block_at)
             for v in range(columns):
                 column = np.int64(column_order[v])
                 place = np.int64(places[column])
@@ -387,8 +393,46 @@ def decode_tiles(
                         if n_escapes == escapes.size:
                             return -1, n_escapes
                         here = np.int64(rows[ROWS * i + j]) * columns + column
-                        words[here] = words.dtype.type(
-                            with_field(words[here], escapes[n_escapes], flipped[column], geometry, top_bit)
-                        )
+                        coded, flip = coded_of(words, here), flipped[column]
+                        word = with_field(coded, escapes[n_escapes], flip, geometry, top_bit)
+                        put_coded(words, lows, here, word)
                         n_escapes += 1
     return at, n_escapes
+
+
+@inlined
+def _take_tables(section: Any, contexts: Any, n_tables: Any, scratch: Any) -> Any:
+    at = after(contexts.end, 64 * n_tables)
+    end = after(at, DECODER_BYTES * n_tables)
+    lengths = scratch[contexts.end : contexts.end + 64 * n_tables].reshape((n_tables, 64))
+    tables = scratch[at : at + DECODER_BYTES * n_tables].reshape((n_tables, DECODER_BYTES))
+    n_head = take_lengths(section, contexts.bit, contexts.used, lengths)
+    if n_head >= 0 and decoder_tables(lengths, tables) < 0:
+        n_head = np.int64(-1)
+    return n_head, tables, end
+
+
+@inlined
+def _decode_tiles(
+    payload: Any, columns: Any, rows: Any, tile_scales: Any, column_order: Any, column_scales: Any, levels: Any,
+    flips: Any, geometry: Any, tables: Any, raw_at: Any, at: Any, end: Any, _: Any, escapes: Any, n_escapes: Any,
+    scratch: Any, lows: Any, words: Any, __: Any,
+) -> Any:  # fmt: skip
+    """Decode tiles: there are no states, and the last tile is as the others."""
+    return decode_tiles(
+        payload, columns, rows, tile_scales, column_order, column_scales, levels, flips, geometry, tables, raw_at, at,
+        end, escapes, n_escapes, scratch, lows, words,
+    )  # fmt: skip
+
+
+@kernel("scratch", "words")
+def decode_literal(
+    payload: NDArray[np.uint8],
+    numbers: NDArray[np.int64],
+    has_escapes: bool,
+    lows: NDArray[np.uint8],
+    scratch: NDArray[np.uint8],
+    words: NDArray[Any],
+) -> tuple[int, int, int]:
+    """Decode a whole literal: `operators.kernels.tile_payloads.decode_payload`."""
+    return decode_payload(_take_tables, _decode_tiles, payload, numbers, has_escapes, lows, scratch, words)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from operators.base import Stream
 from operators.kernels import tile_heads
-from operators.kernels.scales import SYMBOLS
 from operators.kernels.tile_coder import TileCoder, tile_coder
-from operators.literals.tiled import BUFFERS, SLACK, Array8, Coded, Run, Tables, Tiled
+from operators.kernels.tile_payloads import SLACK
+from operators.literals.tiled import BUFFERS, Array8, Coded, Decoder, Run, Tables, Tiled
 from operators.words import Words
 
 WIDE_WORDS = 1 << 17
@@ -39,18 +38,10 @@ class Scaled(Tiled):
     def coder_bytes(self, columns: int) -> int:
         return 370 * columns + (1 << 20)  # of either family of kernels
 
-    @property
-    def takes_lows(self) -> bool:
-        return tile_coder().decode_upper_tiles is not None
-
     def put_tables(self, counts: NDArray[np.int64], used: Array8, head: Array8, bit: int) -> tuple[Tables, int]:
         frequencies, spare = np.empty(counts.shape, np.uint16), np.empty(self.n_tables, np.int64)
         tile_heads.fit_frequencies(counts, used, frequencies, spare)
         return frequencies, tile_heads.put_frequencies(frequencies, spare, head, bit)
-
-    def take_tables(self, payload: Array8, bit: int, used: Array8) -> tuple[Tables, int]:
-        frequencies = BUFFERS.take("frequencies", self.n_tables * SYMBOLS, np.uint16).reshape(-1, SYMBOLS)
-        return frequencies, tile_heads.take_frequencies(payload, bit, used, frequencies)
 
     def encode(self, words: Words, runs: Sequence[Run], tables: Tables, raw: Array8, room: int) -> Coded | None:
         coder: TileCoder = tile_coder()
@@ -72,30 +63,9 @@ class Scaled(Tiled):
                 return None
         return Coded(states.astype(_STATE, copy=False).view(np.uint8), escapes[n_escapes:last_escape], stream[at:end])
 
-    def decode(
-        self, payload: Array8, runs: Sequence[Run], tables: Tables, at: tuple[int, int, int],
-        escapes: NDArray[np.uint16], out: Words, lows: Array8 | None = None,
-    ) -> tuple[int, int]:  # fmt: skip
-        raw_at, states_at, stream_at = at
-        states = np.frombuffer(payload, _STATE, _lanes(out.size), states_at).astype(np.uint32)
-        coder: TileCoder = tile_coder()
-        prepared = BUFFERS.take("tables", self.n_tables * coder.decoder_bytes).reshape(self.n_tables, -1)
-        coder.decoder_tables(tables, prepared)
-        scratch = BUFFERS.take("scratch", coder.scratch_bytes(max([run.columns for run in runs], default=0)))
-        geometry = self.geometry(8 * out.itemsize if lows is None else 16)
-        used = 0
-        for run in runs:
-            words: tuple[Words, ...] = (out[run.words],)
-            decode: Any = coder.decode_tiles
-            if lows is not None:
-                words, decode = (lows[2 * (run.words.start or 0) :], *words), coder.decode_upper_tiles
-            stream_at, used = decode(
-                payload, run.columns, *run.contexts, geometry, prepared, raw_at + run.raw_at, stream_at, payload.size,
-                states, escapes, used, scratch, *words, run is runs[-1],
-            )  # fmt: skip
-            if stream_at < 0:
-                break
-        return stream_at, used
+    def decoder(self) -> Decoder:
+        coder = tile_coder()
+        return coder.decode_literal, coder.decoder_bytes, coder.scratch_bytes
 
 
 def _lanes(n_words: int) -> int:

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.base import Stream
-from operators.errors import FormatError
 from operators.kernels import tile_heads, tiles_huffman
 from operators.kernels.huffman import STREAMS
-from operators.kernels.scales import SYMBOLS, TILE_ROWS
-from operators.literals.tiled import BUFFERS, NO_LEVELS, SLACK, Array8, Coded, Run, Tables, Tiled
+from operators.kernels.scales import TILE_ROWS
+from operators.kernels.tile_payloads import SLACK
+from operators.literals.tiled import BUFFERS, NO_LEVELS, Array8, Coded, Decoder, Run, Tables, Tiled
 from operators.words import Words
 
 
@@ -40,10 +40,6 @@ class ScaledHuffman(Tiled):
         tile_heads.fit_lengths(counts, used, lengths)
         return lengths, tile_heads.put_lengths(lengths, head, bit)
 
-    def take_tables(self, payload: Array8, bit: int, used: Array8) -> tuple[Tables, int]:
-        lengths = np.empty((self.n_tables, SYMBOLS), np.uint8)
-        return lengths, tile_heads.take_lengths(payload, bit, used, lengths)
-
     def encode(self, words: Words, runs: Sequence[Run], tables: Tables, raw: Array8, room: int) -> Coded | None:
         prepared = BUFFERS.take("tables", self.n_tables * tiles_huffman.ENCODER_BYTES).reshape(self.n_tables, -1)
         tiles_huffman.encoder_tables(tables, prepared)
@@ -64,25 +60,8 @@ class ScaledHuffman(Tiled):
                 return None
         return Coded(NO_LEVELS, escapes[:n_escapes], stream[:at])
 
-    def decode(
-        self, payload: Array8, runs: Sequence[Run], tables: Tables, at: tuple[int, int, int],
-        escapes: NDArray[np.uint16], out: Words, lows: Array8 | None = None,
-    ) -> tuple[int, int]:  # fmt: skip
-        raw_at, _, stream_at = at
-        prepared = BUFFERS.take("tables", self.n_tables * tiles_huffman.DECODER_BYTES).reshape(self.n_tables, -1)
-        if tiles_huffman.decoder_tables(tables, prepared) < 0:
-            raise FormatError("complete codes", "others", "scaled_huffman literal")
-        scratch = BUFFERS.take("scratch", _scratch_bytes(max((run.columns for run in runs), default=0)))
-        geometry = self.geometry(8 * out.itemsize)
-        used = 0
-        for run in runs:
-            stream_at, used = tiles_huffman.decode_tiles(
-                payload, run.columns, *run.contexts, geometry, prepared, raw_at + run.raw_at, stream_at, payload.size,
-                escapes, used, scratch, out[run.words],
-            )  # fmt: skip
-            if stream_at < 0:
-                break
-        return stream_at, used
+    def decoder(self) -> Decoder:
+        return tiles_huffman.decode_literal, tiles_huffman.DECODER_BYTES, _scratch_bytes
 
 
 def _scratch_bytes(columns: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
@@ -21,17 +21,16 @@ from numpy.typing import NDArray
 from operators.base import Conditioned, Stream, WholeSource
 from operators.books import Books
 from operators.errors import FormatError
-from operators.kernels import magnitudes, tile_plans
+from operators.kernels import magnitudes, tile_payloads, tile_plans
 from operators.kernels import scales as kernels
-from operators.kernels.bits import pack, packed_bytes, unpack
+from operators.kernels.bits import pack, packed_bytes
 from operators.kernels.scales import ESCAPE, LEVELS, ROW_CHUNKS, STEPS, SYMBOLS, TILE_ROWS
+from operators.kernels.tile_payloads import COLUMNS, HEAD_BYTES, SLACK, TAIL_COLUMNS
 from operators.literals.frames import check_frame
 from operators.words import Words
 
 MAX_COLUMNS = 1 << 16
 _HEAD = Struct("<II")
-"""Escapes, and the bytes of their section."""
-HEAD_BYTES = _HEAD.size
 MIN_TABLE_WORDS = 1 << 12
 """Words from which a table is made at least, where there are as many."""
 FLAT_COLUMNS = 2048
@@ -39,12 +38,12 @@ MIN_ZSTD_ESCAPES, ZSTD_PART = 64, 1024
 """Escapes are compressed from so many on, and where they take one byte in so many: less is not worth the time."""
 TABLE_BYTES = 160
 """Most bytes that a table takes in a payload."""
-SLACK = 64
 
 Array32: TypeAlias = NDArray[np.int32]
 Array8: TypeAlias = NDArray[np.uint8]
 Tables: TypeAlias = NDArray[Any]
 """A number for each symbol of each table, shape (n_tables, SYMBOLS): frequencies, or lengths of codes."""
+Decoder: TypeAlias = tuple[Callable[..., tuple[int, int, int]], int, Callable[[int], int]]
 TAIL_ROWS: Array32 = np.arange(TILE_ROWS, dtype=np.int32)
 NO_SCALES: Array32 = np.empty(0, np.int32)
 NO_LEVELS: Array8 = np.empty(0, np.uint8)
@@ -75,9 +74,14 @@ USUAL = Effort(ROW_CHUNKS, 128, 16, 1 << 16)
 THOROUGH = Effort(MAX_COLUMNS, 1 << 16, 1, 1 << 30)
 """Everything: smaller by one part in 500, at more than the cost of the coding."""
 
+LINE_BYTES = 64
+
 
 class Buffers(threading.local):
-    """Scratch of this thread, kept from literal to literal: fresh memory costs as much as the coding."""
+    """Scratch of this thread, kept from literal to literal: fresh memory costs as much as the coding.
+
+    It begins with a line of the cache: vectors of tables that cross two lines are slower.
+    """
 
     def __init__(self) -> None:
         self._held: dict[str, NDArray[Any]] = {}
@@ -86,7 +90,9 @@ class Buffers(threading.local):
     def take(self, name: str, n: int, dtype: Any = np.uint8) -> NDArray[Any]:
         held = self._held.get(name)
         if held is None or held.size < n:
-            held = self._held[name] = np.empty(n + n // 4, dtype)
+            room = np.empty((n + n // 4) * np.dtype(dtype).itemsize + LINE_BYTES, np.uint8)
+            start = -room.ctypes.data % LINE_BYTES
+            held = self._held[name] = room[start : room.size - LINE_BYTES + start].view(dtype)
         return held[:n]
 
 
@@ -260,27 +266,12 @@ class Tiled(Conditioned):
         """Fit tables to the counts of those that are used, write them at `bit` of `head`; return them and the end."""
 
     @abstractmethod
-    def take_tables(self, payload: Array8, bit: int, used: Array8) -> tuple[Tables, int]:
-        """Read tables at `bit`; return them and the byte after them, or -1 where those that are used are not there."""
-
-    @abstractmethod
     def encode(self, words: Words, runs: Sequence[Run], tables: Tables, raw: Array8, room: int) -> Coded | None:
         """Code the symbols of all tiles, and set their raw blocks; None where that takes more than `room` bytes."""
 
     @abstractmethod
-    def decode(
-        self, payload: Array8, runs: Sequence[Run], tables: Tables, at: tuple[int, int, int],
-        escapes: NDArray[np.uint16], out: Words, lows: Array8 | None = None,
-    ) -> tuple[int, int]:  # fmt: skip
-        """Decode all tiles: their raw blocks, states and stream begin `at`; return where stream and escapes end.
-
-        With the bytes of `lows`, `out` has words of 32 bits, of which these are the lower halves.
-        """
-
-    @property
-    def takes_lows(self) -> bool:
-        """Whether `decode` takes the lower halves of words of 32 bits here."""
-        return False
+    def decoder(self) -> Decoder:
+        """Return the kernel that decodes a literal, the bytes of a table of it, and those of tiles of some columns."""
 
     def seed_bytes(self, stream: Stream) -> int:
         """Return how many bytes of the last raw block the states carry."""
@@ -397,7 +388,6 @@ class Tiled(Conditioned):
         return n_bytes
 
     def source(self, payload: memoryview, stream: Stream, books: Books | None = None) -> WholeSource:
-        self.check(stream)
         return _Source(self, np.frombuffer(payload, np.uint8), stream)
 
     # -- contexts -----------------------------------------------------------------------------------------
@@ -493,89 +483,57 @@ class Tiled(Conditioned):
         )  # fmt: skip
         return Scales(*arrays, tail), contexts, counts, head, bit
 
-    def take_plan(self, section: Array8, stream: Stream) -> tuple[Scales, Contexts, int]:
-        """Read scales and signs; return them, what follows from them, and the bit after them. Raises FormatError.
-
-        The arrays are this thread's, until its next literal in tiles.
-        """
-        tiles, columns = self.layout(stream).tiles, self.columns
-        n_rows = TILE_ROWS * tiles
-        numbers = BUFFERS.take("plan", 2 * (n_rows + columns) + tiles, np.int32)
-        signs = BUFFERS.take("signs", 2 * columns + self.n_tables)
-        at = 2 * n_rows
-        arrays = numbers[:n_rows], numbers[at : at + columns], signs[:columns], signs[columns : 2 * columns]
-        at += columns
-        contexts = Contexts(
-            numbers[n_rows : 2 * n_rows], numbers[at + columns :], numbers[at : at + columns], signs[2 * columns :]
-        )
-        bit, tail = tile_plans.take_plan(section, self.geometry(stream.width_bits), *arrays, *contexts)
-        if bit < 0:
-            raise FormatError("scales", "something else", f"{self.name} literal")
-        return Scales(*arrays, tail), contexts, bit
-
 
 class _Source(WholeSource):
+    takes_lows = True
+
     def __init__(self, tiled: Tiled, payload: Array8, stream: Stream) -> None:
         super().__init__(stream)
         self._tiled = tiled
         self._payload = payload
 
-    @property
-    def takes_lows(self) -> bool:
-        return self.stream.width_bits == 16 and self._tiled.takes_lows
-
     def decode(self, out: Words) -> None:
-        self.decode_above(None, out)
+        self.decode_above(NO_LEVELS, out)
 
-    def decode_above(self, lows: Array8 | None, out: Words) -> None:
-        tiled, payload = self._tiled, self._payload
-        layout = tiled.layout(self.stream)
+    def decode_above(self, lows: Array8, out: Words) -> None:
+        payload = self._payload
         if payload.size < HEAD_BYTES:
-            raise FormatError(f"{HEAD_BYTES} bytes", str(payload.size), f"{tiled.name} literal")
-        n_escapes, escape_bytes = _HEAD.unpack_from(payload.data)
-        head = payload[HEAD_BYTES:]
-        scales, contexts, bit = tiled.take_plan(head, self.stream)
-        tables, n_head = tiled.take_tables(head, bit, contexts.used)
-        if n_head < 0:
-            raise FormatError("the tables that contexts take", "something else", f"{tiled.name} literal")
-        raw_at = HEAD_BYTES + n_head
-        rest_at = raw_at + layout.raw_bytes - tiled.seed_bytes(self.stream)
-        rest_bytes = layout.rest_words * self.stream.width_bits // 8
-        states_at = rest_at + rest_bytes
-        escapes_at = states_at + tiled.state_bytes(self.stream)
-        stream_at = escapes_at + escape_bytes
-        if stream_at > payload.size:
-            raise FormatError(f"{stream_at} bytes", str(payload.size), f"{tiled.name} literal")
-        escapes = self._escapes(payload[escapes_at:stream_at], n_escapes)
-        runs = tiled.runs(layout, scales, contexts)
-        end, used = tiled.decode(payload, runs, tables, (raw_at, states_at, stream_at), escapes, out, lows)
-        if end != payload.size or used != n_escapes:
-            raise FormatError("a stream and escapes that end with the words", "others", f"{tiled.name} literal")
-        if layout.rest_words:
-            rest = out[out.size - layout.rest_words :]
-            if lows is None:
-                rest.view(np.uint8)[:] = payload[rest_at:states_at]
-            else:
-                halves = rest.view(np.uint8).reshape(-1, 2, 2)
-                halves[:, 0] = lows[2 * (out.size - layout.rest_words) :].reshape(-1, 2)
-                halves[:, 1] = payload[rest_at:states_at].reshape(-1, 2)
-
-    def _escapes(self, section: Array8, n_escapes: int) -> NDArray[np.uint16]:
-        """Return the fields of escapes, with room behind them that kernels may look at."""
-        field_bits = self._tiled.field_bits(self.stream.width_bits)
+            raise self._error(f"{HEAD_BYTES} bytes", str(payload.size))
+        n_escapes, _ = _HEAD.unpack_from(payload.data)
         if n_escapes > self.stream.n_words:
-            raise FormatError(f"at most {self.stream.n_words} escapes", str(n_escapes), f"{self._tiled.name} literal")
-        escapes = BUFFERS.take("escapes", n_escapes + SLACK, np.uint16)
-        if section.size == packed_bytes(n_escapes, field_bits):
-            unpack(section, field_bits, escapes[:n_escapes])
-            return escapes
+            raise self._error(f"at most {self.stream.n_words} escapes", str(n_escapes))
+        numbers, fixed_bytes = _numbers(self._tiled, self.stream)
+        decode, table_bytes, coder_bytes = self._tiled.decoder()
+        columns = max(int(numbers[COLUMNS]), int(numbers[TAIL_COLUMNS]))
+        n_bytes = fixed_bytes + 2 * n_escapes + table_bytes * self._tiled.n_tables + coder_bytes(columns)
+        scratch = BUFFERS.take("scratch", n_bytes)
+        status, start, stop = decode(payload, numbers, False, lows, scratch, out)
+        if status == tile_payloads.COMPRESSED:
+            self._decompress(payload[start:stop], n_escapes, scratch)
+            status, start, stop = decode(payload, numbers, True, lows, scratch, out)
+        if status == tile_payloads.TOO_SHORT:
+            raise self._error(f"{start} bytes", str(payload.size))
+        if status != tile_payloads.DONE:
+            raise self._error(_WANTED[status], "something else")
+
+    def _decompress(self, section: Array8, n_escapes: int, out: Array8) -> None:
+        """Set the fields of escapes at the start of `out`."""
         check_frame(section.data, 2 * n_escapes)
         try:
             data = zstandard.ZstdDecompressor().decompress(section.data)
         except zstandard.ZstdError as error:
-            raise FormatError(f"{n_escapes} escapes", str(error), f"{self._tiled.name} literal") from None
-        escapes[:n_escapes] = np.frombuffer(data, "<u2")
-        return escapes
+            raise self._error(f"{n_escapes} escapes", str(error)) from None
+        out[: 2 * n_escapes] = np.frombuffer(data, np.uint8)
+
+    def _error(self, expected: str, found: str) -> FormatError:
+        return FormatError(expected, found, f"{self._tiled.name} literal")
+
+
+_WANTED = {
+    tile_payloads.NO_SCALES: "scales",
+    tile_payloads.NO_TABLES: "the tables that contexts take, of complete codes",
+    tile_payloads.OTHER_END: "a stream and escapes that end with the words",
+}
 
 
 @lru_cache(1 << 10)
@@ -586,6 +544,19 @@ def _geometry(tiled: Tiled, width_bits: int) -> NDArray[np.int64]:
     geometry = np.array(numbers, np.int64)
     geometry.setflags(write=False)
     return geometry
+
+
+@lru_cache(1 << 10)
+def _numbers(tiled: Tiled, stream: Stream) -> tuple[NDArray[np.int64], int]:
+    """Return what a decoder knows of a literal (`operators.kernels.tile_payloads`), and the bytes of its scratch."""
+    tiled.check(stream)
+    layout = tiled.layout(stream)
+    lanes = tiled.state_bytes(stream) // 4
+    numbers = [
+        *tiled.geometry(stream.width_bits).tolist(), tiled.columns, layout.tiles, layout.tail_columns,
+        layout.rest_words, tiled.n_tables, tiled.seed_bytes(stream), lanes,
+    ]  # fmt: skip
+    return np.array(numbers, np.int64), tile_payloads.scratch_bytes(numbers)
 
 
 @lru_cache(1 << 10)

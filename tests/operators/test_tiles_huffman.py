@@ -19,7 +19,7 @@ from operators.words import Words
 from tests.operators import scaled_oracle as oracle
 from tests.operators.oracle import code_lengths
 from tests.operators.scaled_cases import Case, cases, make_case
-from tests.operators.tile_kernels import GUARD, SLACK, calls_of
+from tests.operators.tile_kernels import GUARD, NO_LOWS, SLACK, calls_of
 
 ROOT = Path(__file__).parents[2]
 kernels: Any = tiles_huffman  # given arguments that are shared with the other families
@@ -77,8 +77,9 @@ def decode(case: Case, sections: oracle.HuffmanSections) -> Words | None:
         scratch = np.full(n_scratch + SLACK, GUARD, np.uint8)
         words = np.full(stop - start + SLACK, GUARD, found.dtype)
         at, n_escapes = kernels.decode_tiles(
-            payload, *arguments, tables, raw_at, at, payload.size, escapes, n_escapes, scratch[:-SLACK], words[:-SLACK]
-        )
+            payload, *arguments, tables, raw_at, at, payload.size, escapes, n_escapes, scratch[:-SLACK], NO_LOWS,
+            words[:-SLACK],
+        )  # fmt: skip
         assert (scratch[-SLACK:] == GUARD).all()
         assert (words[-SLACK:] == GUARD).all()
         if at < 0:

@@ -15,6 +15,7 @@ from tests.operators.scaled_cases import Case
 
 SLACK = 64
 GUARD = 0xA5
+NO_LOWS = np.empty(0, np.uint8)
 
 
 def encode(family: ModuleType, case: Case, room: int | None = None) -> oracle.Sections | None:
@@ -73,7 +74,7 @@ def decode(family: ModuleType, case: Case, sections: oracle.Sections) -> Words |
         words = np.full(stop - start + SLACK, GUARD, found.dtype)
         at, n_escapes = family.decode_tiles(
             payload, *arguments, tables, raw_at, at, payload.size, states, escapes, n_escapes, scratch[:-SLACK],
-            words[:-SLACK], i == len(calls) - 1,
+            NO_LOWS, words[:-SLACK], i == len(calls) - 1,
         )  # fmt: skip
         assert (scratch[-SLACK:] == GUARD).all()
         assert (words[-SLACK:] == GUARD).all()
