@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from operators.books import ID_BYTES, MAX_LENGTH, Book, Books
 from operators.errors import FormatError
-from operators.kernels.choice import choose_books, code_lengths
+from operators.kernels.choice import choose_book, code_lengths
 from operators.kernels.huffman import limited_lengths
 from operators.wire import Reader, put_varint
 from operators.words import Bytes, Words
@@ -38,8 +38,6 @@ MAX_PARTS, LEAST_PART_WORDS = 16, 1 << 13
 PART_RUNS = 16
 """A sample of a part has as many runs."""
 LEAST_PARTS_GAIN_PPM = 5_000
-FOUND: Final = 6
-"""Numbers that a kernel finds of a sample."""
 SHIPPED = Path(__file__).with_name("books.json")
 SET_MAGIC: Final = b"BRVS"
 MAX_FAMILIES, MAX_BOOKS, MAX_NAME, MAX_BOOK_BYTES = 256, 256, 64, 1 << 12
@@ -52,11 +50,10 @@ RARE_BITS = range(8, 16)
 """A word outside the run of words with codes is rarer than ``2**-bits``; which bits, the cost decides."""
 
 Counts = NDArray[np.int64]
-Tables = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], int]
-"""What kernels know of books: bits of words, twice in a row, means, runs of words with codes; and the step."""
+Tables = tuple[NDArray[np.uint8], NDArray[np.int64], int]
+"""What kernels know of books: bits of words, twice in a row; means and runs of words with codes; and the step."""
 NO_WORDS = np.empty(0, np.uint8)
-NO_TABLES: Tables = np.empty((0, 512), np.uint8), np.empty(0, np.int64), np.empty((0, 2), np.int64), 0
-NOT_FOUND = np.empty((0, FOUND), np.int64)
+NO_TABLES: Tables = np.empty((0, 512), np.uint8), np.empty((0, 3), np.int64), 0
 
 
 class Choice(NamedTuple):
@@ -111,28 +108,24 @@ class Family:
     @cached_property
     def _tables(self) -> Tables:
         costs = np.stack([np.tile(book.costs, 2) for book in self.books]).astype(np.uint8)
-        means = np.array([book.mean for book in self.books], np.int64)
-        return costs, means, np.array([(book.first, len(book.lengths)) for book in self.books], np.int64), self.step
+        traits = np.array([(book.mean, book.first, len(book.lengths)) for book in self.books], np.int64)
+        return costs, traits, self.step
 
     def measure(self, counts: Counts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return bits and shifts, shape (n, n_books), of samples with these counts, shape (n, 2**width_bits)."""
         bits = np.empty((len(counts), len(self.books)), np.int64)
         shifts = np.empty_like(bits)
-        costs, means, _, step = self._tables
-        code_lengths(counts, costs, means, step, bits, shifts)
+        code_lengths(counts, *self._tables, bits, shifts)
         return bits, shifts
 
     def choose(self, counts: Counts) -> Choice:
         """Return the book that takes the fewest bits of words with these counts, shape (2**width_bits,)."""
-        found = np.empty((1, FOUND), np.int64)
-        choose_books(NO_WORDS, 0, 0, 0, counts[np.newaxis], *self._tables, found)
-        return self._choice(found[0])
+        return self._choice(choose_book(NO_WORDS, 0, 0, 0, counts[np.newaxis], *self._tables))
 
     def choose_of(self, words: Words, rotate: int) -> Choice:
         """Return the book that takes the fewest bits of the highest bits of all `words`, rotated left."""
-        counts, found = np.empty((1, self.books[0].size), np.int64), np.empty((1, FOUND), np.int64)
-        choose_books(words, rotate, 1, words.size, counts, *self._tables, found)
-        return self._choice(found[0])
+        counts = np.empty((1, self.books[0].size), np.int64)
+        return self._choice(choose_book(words, rotate, 1, words.size, counts, *self._tables))
 
     def choose_parts(self, samples: Counts) -> list[Choice]:
         """Return books for words of which `take_samples` has returned these counts: one, or one for each part."""
@@ -141,19 +134,17 @@ class Family:
 
     def select(self, words: Words, layout: Layout) -> tuple[Counts, list[Choice]]:
         """Return what `take_samples` returns for words, shape (n,), and `choose_parts` for that."""
-        counts, found = np.empty((1, 256), np.int64), np.empty((1, FOUND), np.int64)
-        is_uneven = choose_books(words, layout.rotate, RUNS, layout.run_words, counts, *self._tables, found)
-        whole = self._choice(found[0])
-        n_parts = _parts_of(words, layout) if is_uneven else 0
-        if not n_parts:
-            return counts, [whole]
-        parts, found = np.empty((n_parts, 256), np.int64), np.empty((n_parts, FOUND), np.int64)
-        choose_books(words, layout.rotate, PART_RUNS, layout.run_words, parts, *self._tables, found)
-        return np.concatenate((counts, parts)), _better(whole, [self._choice(one) for one in found])
+        counts = np.empty((1, 256), np.int64)
+        found = choose_book(words, layout.rotate, RUNS, layout.run_words, counts, *self._tables)
+        whole = self._choice(found)
+        if found[0]:
+            parts = _count_parts(words, layout)
+            return np.concatenate((counts, parts)), _better(whole, list(map(self.choose, parts)))
+        return counts, [whole]
 
-    def _choice(self, found: NDArray[np.int64]) -> Choice:
-        row = found.tolist()
-        return Choice(self.books[row[0]], *row)
+    def _choice(self, found: Sequence[int]) -> Choice:
+        """Return what the kernel has found."""
+        return Choice(self.books[found[1]], *found[1:])
 
 
 def _better(whole: Choice, parts: list[Choice]) -> list[Choice]:
@@ -285,10 +276,13 @@ LAYOUTS: Mapping[str, Layout] = {
 """By dtype of safetensors. Words of 4 bits are coded in pairs, as bytes: packed integers are U8."""
 
 
-def _parts_of(words: Words, layout: Layout) -> int:
-    """Return the number of parts that may have books of their own where they are unlike: 0 where they may not."""
+def _count_parts(words: Words, layout: Layout) -> Counts:
+    """Return counts of samples of parts that may have books of their own where they are unlike, if there are any."""
     n_parts = min(MAX_PARTS, words.size // LEAST_PART_WORDS) if layout.step else 0
-    return n_parts if n_parts > 1 else 0
+    parts = np.empty((n_parts if n_parts > 1 else 0, 256), np.int64)
+    if len(parts):
+        choose_book(words, layout.rotate, PART_RUNS, layout.run_words, parts, *NO_TABLES)
+    return parts
 
 
 def take_samples(words: Words, layout: Layout) -> Counts:
@@ -300,11 +294,8 @@ def take_samples(words: Words, layout: Layout) -> Counts:
         `n_parts` is 0 where words are alike everywhere, or few.
     """
     whole = np.empty((1, 256), np.int64)
-    is_uneven = choose_books(words, layout.rotate, RUNS, layout.run_words, whole, *NO_TABLES, NOT_FOUND)
-    parts = np.empty((_parts_of(words, layout) if is_uneven else 0, 256), np.int64)
-    if len(parts):
-        choose_books(words, layout.rotate, PART_RUNS, layout.run_words, parts, *NO_TABLES, NOT_FOUND)
-    return np.concatenate((whole, parts))
+    is_uneven, *_ = choose_book(words, layout.rotate, RUNS, layout.run_words, whole, *NO_TABLES)
+    return np.concatenate((whole, _count_parts(words, layout))) if is_uneven else whole
 
 
 class CodebookSet:
