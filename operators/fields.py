@@ -9,8 +9,9 @@ finds damaged, it leaves to that one: a record that it reads is one that the gen
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -323,31 +324,86 @@ _MAKERS: dict[type, Callable[[_Maker, Node, Stream, int], bool]] = {
 }  # fmt: skip
 
 
-def payload_bytes(program: Node, words: Words) -> int | None:
-    """Return the bytes of all payloads of `program`, or None where only `operators.run.encode` can tell.
+def payload_bytes(programs: Sequence[Node], words: Words) -> list[int | None]:
+    """Return the bytes of all payloads of each program, or None where only `operators.run.encode` can tell.
 
     Parameters
     ----------
-    program : Node
+    programs : sequence of Node
     words : Words, shape (n,)
         Read only.
 
     Returns
     -------
-    int or None
+    list of int or None
         As `operators.run.encode` plans them: payloads of Huffman codes and rANS may be a few bytes shorter. None
-        where there are no steps for `program`, no words or more than a block of them, it cannot produce them, or one
+        where there are no steps for a program, no words or more than a block of them, it cannot produce them, or one
         of its literals is not coded by kernels.
     """
-    steps = steps_of(program, 8 * words.itemsize, words.size)
-    if steps is None or steps.others:
-        return None
-    k = steps.places.size
+    counted = _counted(tuple(programs), 8 * words.itemsize, words.size)
+    n_bytes: list[int | None] = [None] * len(programs)
+    if not counted.which:
+        return n_bytes
+    k = counted.places.size
     found = np.empty(2 * k + 2, np.int64)
-    if _encode(steps, words, 0, _NO_DIGEST, found, BUFFERS.take("arena", steps.arena_bytes), _NOTHING) < 0:
-        return None
-    n_bytes: list[int] = found[k : 2 * k].tolist()
-    return sum(n_bytes)
+    arena = BUFFERS.take("arena", counted.arena_bytes)
+    end = kernels.encode_steps(
+        words.view(np.uint8),
+        words.itemsize,
+        counted.down,
+        0,
+        _NOTHING,
+        counted.places,
+        _NOTHING,
+        found,
+        arena,
+        _NOTHING,
+    )
+    if end < 0:  # one of them cannot produce the words
+        if len(programs) > 1:
+            return [one for program in programs for one in payload_bytes((program,), words)]
+        return n_bytes
+    sizes: list[int] = found[k : 2 * k].tolist()
+    first = 0
+    for index, last in zip(counted.which, counted.ends, strict=True):
+        n_bytes[index] = sum(sizes[first:last])
+        first = last
+    return n_bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Counted:
+    """Programs of which the payloads are counted in one call.
+
+    Attributes
+    ----------
+    which : tuple of int
+        Those of which a kernel can tell, by their places among all.
+    ends : tuple of int
+        The literal after those of each.
+    down : int64 array, shape (s, COLUMNS)
+        The steps of each, one after the other.
+    places : int64 array, shape (k,)
+        Zeros, one for each literal.
+    arena_bytes : int
+    """
+
+    which: tuple[int, ...]
+    ends: tuple[int, ...]
+    down: Integers
+    places: Integers
+    arena_bytes: int
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _counted(programs: tuple[Node, ...], width_bits: int, n_words: int) -> _Counted:
+    every = [steps_of(program, width_bits, n_words) for program in programs]
+    told = {index: steps for index, steps in enumerate(every) if steps is not None and not steps.others}
+    ends = tuple(accumulate(len(steps.leaves) for steps in told.values()))
+    return _Counted(
+        tuple(told), ends, np.concatenate([_table([]), *(steps.down for steps in told.values())]),
+        np.zeros(max(ends, default=0), np.int64), max((steps.arena_bytes for steps in told.values()), default=0),
+    )  # fmt: skip
 
 
 def encode_small(

@@ -180,10 +180,9 @@ class Roles:
         """
         best, best_bytes, record = recalled[0], words.nbytes, None
         tried, others = [], []
-        for one in recalled:
-            if self._vain[one.program] >= MOST_VAIN:
-                continue
-            n_bytes = payload_bytes(one.program, words)
+        promising = [one for one in recalled if self._vain[one.program] < MOST_VAIN]
+        counted = payload_bytes([one.program for one in promising], words)
+        for one, n_bytes in zip(promising, counted, strict=True):
             if n_bytes is None:
                 others.append(one)
                 continue

@@ -126,7 +126,7 @@ def test_the_bytes_of_the_general_path(data: st.DataObject, words: Words) -> Non
     program = data.draw(trees(words, 8 * words.itemsize))
     expected = generally(program, words)
     small = encode_small(program, words, operators.run.digest_of(words), None)
-    n_bytes = payload_bytes(program, words)
+    (n_bytes,) = payload_bytes([program], words)
     steps = steps_of(program, 8 * words.itemsize, words.size)
     if small is None:
         # There are no steps, the program cannot produce the words, or a named encoding takes more than they are.
@@ -167,11 +167,24 @@ def test_blocks(text: str, n_words: int) -> None:
     assert np.array_equal(execute(small[0]), words)
 
 
+def test_programs_are_counted_together_as_one_by_one() -> None:
+    words = (np.random.default_rng(1).standard_normal(900).astype("<f4").view("<u4") >> 16).astype("<u2")
+    texts = (
+        "merge[7,8,1](lit, lit, lit)", "merge[8,8](raw, lit)", "merge[7,8,1](bitpack, lz, bitpack)",
+        "merge[8,8](lit, scan_xor[1](lit, rans))", "const[7]", "merge[6,9,1](bitpack, huffman, bitpack)",
+    )  # fmt: skip
+    programs = [*map(parse, texts)]
+    alone = [payload_bytes([program], words) for program in programs]
+    assert [one is None for (one,) in alone] == [False, False, True, False, True, False]
+    for some in (programs, programs[:4], programs[2:3], programs[4:], []):
+        assert payload_bytes(some, words) == [alone[programs.index(program)][0] for program in some]
+
+
 @pytest.mark.parametrize("n_words", [0, MOST_WORDS + 1])
 def test_what_is_not_small_is_left_to_the_general_path(n_words: int) -> None:
     words = np.arange(n_words, dtype="<u2") % 7
     assert steps_of(LIT, 16, n_words) is None
-    assert payload_bytes(LIT, words) is None
+    assert payload_bytes([LIT], words) == [None]
     encoded = encode(LIT, words)
     assert encoded is not None
     assert execute_small(encoded.record, None, None) is None
@@ -339,9 +352,9 @@ def test_the_choice_is_that_of_all_plans(words: Words) -> None:
     assert small is not None
     assert str(small[2]) == name
     is_for_lz = repeats(words, window_of(np.bincount(words)))
-    assert payload_bytes(LIT, words) == (None if is_for_lz else plan.n_bytes)
+    assert payload_bytes([LIT], words) == [None if is_for_lz else plan.n_bytes]
     huffman = Huffman().plan(profile)
-    assert huffman is None or payload_bytes(Node(Literal("huffman")), words) == huffman.n_bytes
+    assert huffman is None or payload_bytes([Node(Literal("huffman"))], words) == [huffman.n_bytes]
 
 
 def test_codes_are_those_of_the_encodings() -> None:

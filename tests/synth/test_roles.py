@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -179,11 +180,12 @@ def test_a_program_that_lost_for_small_tensors_is_not_tried_again(monkeypatch: p
     good, bad = "merge[7,8,1](bitpack, huffman, bitpack)", "merge[8,8](raw, raw)"
     known = tuple(Remembered(program, 16 << 18, 0, 0) for program in (good, bad))
     prior = dataclasses.replace(Prior.uniform(), programs={role_of("a", one, "BF16", 0): known for one in small})
-    found, tried = roles(prior), []
+    found = roles(prior)
+    tried: list[str] = []
 
-    def counted(program: Node, words: Words) -> int | None:
-        tried.append(str(program))
-        return payload_bytes(program, words)
+    def counted(programs: Sequence[Node], words: Words) -> list[int | None]:
+        tried.extend(map(str, programs))
+        return payload_bytes(programs, words)
 
     monkeypatch.setattr("synth.roles.payload_bytes", counted)
     for _ in range(2):
