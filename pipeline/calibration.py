@@ -105,7 +105,7 @@ def _regions(source: SourceStore, chosen: Iterable[tuple[Part, Segment]]) -> Gen
             if may_retry(error):
                 raise
             continue  # its task will fail it alone
-        words = segment_words(region, data)
+        words = segment_words(region.dtype, data)
         rows = region.n_rows if region.n_rows and words.size % region.n_rows == 0 else 1
         yield TensorSample(words, region.dtype, rows, words.size // rows, segment.tensor)
 

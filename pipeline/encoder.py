@@ -13,7 +13,6 @@ from operators.run import Encoded, encode, execute
 from operators.words import Bytes, Words, dtype_of, words_of
 from pipeline.carried import LEAST_GAIN_BYTES
 from pipeline.rows import Row
-from pipeline.segments import Segment
 from synth.booked import NAME_BYTES, Shelf, is_offered
 from synth.options import SearchOptions
 from synth.prior import Prior
@@ -75,7 +74,7 @@ class Encoder:
             The record lasts until the next call, or as long as `out` is not used again.
         """
         assert row.digest is not None
-        words = segment_words(row.segment, data)
+        words = segment_words(row.dtype, data)
         self._written = _grown(self._written, record_room(len(data)), RECORD_BYTES) if out is None else out
         encoded, expansions = self._coded(row, words, row.digest)
         if encoded is None or encoded.body_bytes >= len(data):
@@ -119,7 +118,7 @@ class Encoder:
         plain : Encoded
             What that returned; it stays as it is.
         """
-        words = segment_words(row.segment, data)
+        words = segment_words(row.dtype, data)
         found = self._shelf.choose(words, row.dtype)
         if found is None or found.n_bytes + NAME_BYTES + LEAST_GAIN_BYTES > plain.body_bytes:
             return None
@@ -191,7 +190,7 @@ def record_room(n_bytes: int) -> int:
 
 def search_segment(row: Row, data: Bytes, options: SearchOptions, prior: Prior) -> Synthesis:
     """Search the program of a segment from its bytes."""
-    return search_words(row, segment_words(row.segment, data), options, prior)
+    return search_words(row, segment_words(row.dtype, data), options, prior)
 
 
 def search_words(row: Row, words: Words, options: SearchOptions, prior: Prior) -> Synthesis:
@@ -206,9 +205,9 @@ def shape_of(row: Row, words: Words) -> tuple[int, int]:
     return (row.n_rows, words.size // row.n_rows) if by_rows else (1, words.size)
 
 
-def segment_words(segment: Segment, data: Bytes) -> Words:
+def segment_words(dtype: str | None, data: Bytes) -> Words:
     """View the bytes of a segment as words of its dtype, or as bytes where they do not fit it."""
-    word_bits = dtype_of(segment.dtype).word_bits
+    word_bits = dtype_of(dtype).word_bits
     return words_of(data, word_bits if len(data) * 8 % word_bits == 0 else 8)
 
 

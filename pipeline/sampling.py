@@ -189,7 +189,8 @@ def _samples(part: Part, stretch: Stretch, data: memoryview) -> Iterator[Sample]
     for index, segment in enumerate(part.segments[stretch.first : stretch.stop], stretch.first):
         start, stop = region_of(segment.n_bytes)
         begin = segment.offset_bytes - stretch.range[0]
-        words = segment_words(segment, data[begin + start : begin + stop]).copy()  # else it would hold the stretch
+        # A copy: a view would hold the stretch.
+        words = segment_words(segment.dtype, data[begin + start : begin + stop]).copy()
         words.flags.writeable = False
         yield Sample(part, index, segment, start, words)
 

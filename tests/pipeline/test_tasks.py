@@ -49,7 +49,7 @@ def stored(program: Node, dtype: str, data: bytes, monkeypatch: pytest.MonkeyPat
     """Store `data` as if the search had found `program`; return the program of the record."""
     encoder = Encoder(OPTIONS, Prior.uniform())
     row = replace(ROW, dtype=dtype, n_bytes=len(data), digest=digest_of(data))
-    found = search_words(row, segment_words(row.segment, data), OPTIONS, Prior.uniform())
+    found = search_words(row, segment_words(row.dtype, data), OPTIONS, Prior.uniform())
     found = replace(found, program=program, template=None, runners_up=(), expansions=7)
     monkeypatch.setattr("synth.roles.synthesise", lambda *_, **__: found)
     encoded, expansions = encoder.record(row, memoryview(data))
@@ -63,7 +63,7 @@ def test_a_recalled_program_stays_where_a_search_finds_none_that_is_smaller() ->
     words = (np.random.default_rng(0).standard_normal(9000) * 0.02).astype("<f4").view("<u4") >> 16
     data = words.astype("<u2").tobytes()
     row = replace(ROW, dtype="BF16", n_bytes=len(data), digest=digest_of(data))
-    role = role_of(row.tensor, segment_words(row.segment, data), "BF16", 0)
+    role = role_of(row.tensor, segment_words(row.dtype, data), "BF16", 0)
     program = "merge[7,8,1](bitpack, huffman, bitpack)"
     prior = replace(Prior.uniform(), programs={role: (Remembered(program, 0, 0, 0),)})
     encoder = Encoder(replace(OPTIONS, budget=0, share=True), prior)
