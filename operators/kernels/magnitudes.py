@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from operators.kernels.jit import inlined, kernel
+from operators.kernels.jit import inlined
 from operators.kernels.lanes import bit_length, both, down
-from operators.kernels.scales import CHUNK
+from operators.kernels.scales import CHUNK, ESCAPE, STEPS, TILE_ROWS
 
 THIRD, TWO_THIRDS = 1321123, 1664511
 """2**20 times the cube root of two, and its square."""
@@ -29,27 +29,61 @@ def _thirds(total: Any, count: Any) -> Any:
     return 3 * octave + np.int64(mantissa >= THIRD) + np.int64(mantissa >= TWO_THIRDS)
 
 
-@kernel("sums", "rows", "columns")
+@inlined
 def magnitude_scales(
-    words: Any, shift: int, mask: int, step: int, column_step: int, chunks: int, sums: Any, rows: Any, columns: Any
-) -> None:
-    """Set the scales of rows, and those of columns less the mean of them all.
+    words: Any,
+    n_columns: Any,
+    below: Any,
+    step: Any,
+    row_chunks: Any,
+    column_rows: Any,
+    geometry: Any,
+    rows: Any,
+    columns: Any,
+    sums: Any,
+) -> Any:
+    """Set the scales of words without a sign, as `operators.kernels.tile_plans.measure_scales` returns them."""
+    fraction, field_bits, kept = geometry[1], geometry[2], geometry[5]
+    middle = STEPS * (min(np.int64(ESCAPE - 1), (np.int64(1) << field_bits) - 1) >> fraction) + STEPS // 2
+    rows[:] = 0
+    columns[:] = 0
+    n_rows = words.size // n_columns // TILE_ROWS * TILE_ROWS
+    if n_rows and kept:
+        mask = (np.int64(1) << (8 * words.itemsize - below)) - 1
+        column_step = max(np.int64(1), n_rows // column_rows)
+        seen = columns if kept == 2 else columns[:0]
+        _measure(words[: n_rows * n_columns], n_columns, below, mask, step, column_step, row_chunks, sums, rows, seen)
+        total = np.int64(0)
+        for i in range(rows.size):
+            total += np.int64(rows[i])
+        mean = (2 * total // rows.size + 1) >> 1
+        # Six classes of rows and three of columns: their sums are the eight steps of one octave.
+        for i in range(rows.size):
+            rows[i] = min(max(np.int64(rows[i]) - mean, np.int64(-3)), np.int64(2))
+        for c in range(n_columns):
+            columns[c] = min(max(columns[c], -1), 1)
+    for i in range(rows.size):
+        rows[i] += middle
+    return middle
 
-    Parameters
-    ----------
-    words : Words
-    shift, mask : int
-        Magnitude of a word: ``(word >> shift) & mask``.
-    step, column_step : int
-        Scale i is that of row ``i * step``; columns are looked at in every `column_step`-th row.
-    chunks : int
-        Runs of neighbouring columns that a row is judged by, spread over it.
-    sums : uint32 array, shape (n_columns,)
-        Scratch.
-    rows, columns : int32 arrays
-        Either may be empty.
+
+@inlined
+def _measure(
+    words: Any,
+    n_columns: Any,
+    shift: Any,
+    mask: Any,
+    step: Any,
+    column_step: Any,
+    chunks: Any,
+    sums: Any,
+    rows: Any,
+    columns: Any,
+) -> None:
+    """Set the scales of rows, and those of columns less the mean of them all; `columns` may be empty.
+
+    The magnitude of a word is ``(word >> shift) & mask``. Columns are looked at in every `column_step`-th row.
     """
-    n_columns = sums.size
     keep = words.dtype.type(mask)
     stride = n_columns // chunks if n_columns > CHUNK * chunks else CHUNK
     for i in range(rows.size):

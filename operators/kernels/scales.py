@@ -175,43 +175,24 @@ def sign_spread(words: Any, columns: int, rows: int, step: int, sums: Any) -> in
     return spread
 
 
-@kernel("row_scales", "column_scales", "levels", "flips", "sums")
-def measure_scales(
+@inlined
+def exponent_scales(
     words: Any,
-    columns: int,
-    step: int,
-    row_chunks: int,
-    column_rows: int,
-    geometry: NDArray[np.int64],
-    row_scales: NDArray[np.int32],
-    column_scales: NDArray[np.int32],
-    levels: NDArray[np.uint8],
-    flips: NDArray[np.uint8],
-    sums: NDArray[np.uint32],
-) -> int:
-    """Set the scales of rows and columns; return that of all words together.
-
-    Parameters
-    ----------
-    words : Words
-    columns : int
-    step : int
-        Scale i is that of row ``i * step``.
-    row_chunks, column_rows : int
-        How many runs of columns make the scale of a row, `ROW_CHUNKS` or more than there are, and about how many rows
-        those of columns.
-    geometry : int64 array
-        low_bits, fraction_bits, field_bits, signed, tables, scales.
-    row_scales : int32 array, shape (rows of whole tiles / step,)
-    column_scales : int32 array, shape (columns,)
-        Less the mean of them all.
-    levels, flips : uint8 arrays, shape (columns,)
-        How uneven the signs of each column are, 0 to 4, and whether most are set.
-    sums : uint32 array, shape (columns,)
-        Scratch.
-    """
+    columns: Any,
+    below: Any,
+    step: Any,
+    row_chunks: Any,
+    column_rows: Any,
+    geometry: Any,
+    row_scales: Any,
+    column_scales: Any,
+    levels: Any,
+    flips: Any,
+    sums: Any,
+) -> Any:
+    """Set the scales of words with an exponent, as `operators.kernels.tile_plans.measure_scales` returns them."""
     low, fraction, field_bits, signed, kept = geometry[0], geometry[1], geometry[2], geometry[3], geometry[5]
-    shift, mask = low + fraction, (np.int64(1) << (field_bits - fraction)) - 1
+    shift, mask = low + below + fraction, (np.int64(1) << (field_bits - fraction)) - 1
     keep = words.dtype.type(mask)
     mean = _mean(words, shift, keep)
     least = words.dtype.type(max(np.int64(0), mean - _FLOOR_OCTAVES))
@@ -414,7 +395,7 @@ def count_symbols(
     tail_scale : int
     column_scales, levels, flips : arrays, shape (columns,)
     geometry : int64 array
-        As for `measure_scales`.
+        As for `operators.kernels.tile_plans.measure_scales`, the words below included.
     n_words : int
         About how many words to count.
     counts : uint32 array, shape (contexts, (HEADROOM + DEPTH) << fraction_bits)

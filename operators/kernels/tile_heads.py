@@ -328,6 +328,20 @@ def put_frequencies(frequencies: NDArray[np.uint16], spare: NDArray[np.int64], o
     return (bit + 7) >> 3
 
 
+@kernel("frequencies", "out")
+def make_frequencies(
+    counts: NDArray[np.int64],
+    used: NDArray[np.uint8],
+    frequencies: NDArray[np.uint16],
+    out: NDArray[np.uint8],
+    bit: int,
+) -> int:
+    """Fit tables to counts and write them, in one call: see `fit_frequencies` and `put_frequencies`."""
+    spare = np.empty(counts.shape[0], np.int64)
+    fit_frequencies(counts, used, frequencies, spare)
+    return put_frequencies(frequencies, spare, out, bit)
+
+
 @kernel("frequencies")
 def take_frequencies(
     buffer: NDArray[np.uint8], bit: int, used: NDArray[np.uint8], frequencies: NDArray[np.uint16]

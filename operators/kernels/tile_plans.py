@@ -13,17 +13,86 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.kernels.jit import inlined, kernel
-from operators.kernels.scales import STEPS, TILE_ROWS, count, count_tail, mark_used, set_orders, window
+from operators.kernels.magnitudes import magnitude_scales
+from operators.kernels.scales import (
+    STEPS,
+    TILE_ROWS,
+    count,
+    count_tail,
+    exponent_scales,
+    mark_used,
+    set_orders,
+    window,
+)
 from operators.kernels.tile_heads import put_scales, take_scales
 
 
-@kernel("row_scales", "order", "tiles", "column_order", "used", "sampled", "counts", "head")
+@kernel("row_scales", "column_scales", "levels", "flips", "sums")
+def measure_scales(
+    words: Any,
+    columns: int,
+    below: int,
+    step: int,
+    row_chunks: int,
+    column_rows: int,
+    geometry: NDArray[np.int64],
+    row_scales: NDArray[np.int32],
+    column_scales: NDArray[np.int32],
+    levels: NDArray[np.uint8],
+    flips: NDArray[np.uint8],
+    sums: NDArray[np.uint32],
+) -> int:
+    """Set the scales of rows and columns; return that of all words together.
+
+    Parameters
+    ----------
+    words : Words
+    columns : int
+    below : int
+        Bits of `words` below those that are coded.
+    step : int
+        Scale i is that of row ``i * step``.
+    row_chunks, column_rows : int
+        How many runs of columns make the scale of a row, `ROW_CHUNKS` or more than there are, and about how many rows
+        those of columns.
+    geometry : int64 array
+        low_bits, fraction_bits, field_bits, signed, tables, scales.
+    row_scales : int32 array, shape (rows of whole tiles / step,)
+    column_scales : int32 array, shape (columns,)
+        Less the mean of them all.
+    levels, flips : uint8 arrays, shape (columns,)
+        How uneven the signs of each column are, 0 to 4, and whether most are set.
+    sums : uint32 array, shape (columns,)
+        Scratch.
+
+    Notes
+    -----
+    Words without a sign are magnitudes: small where they are near zero, as zigzag codes are. The window is then
+    the same for all, and a scale says but which table (`operators.kernels.magnitudes`).
+    """
+    if geometry[3]:
+        return exponent_scales(
+            words, columns, below, step, row_chunks, column_rows, geometry, row_scales, column_scales, levels, flips,
+            sums,
+        )  # fmt: skip
+    levels[:] = 0
+    flips[:] = 0
+    return magnitude_scales(
+        words, columns, below, step, row_chunks, column_rows, geometry, row_scales, column_scales, sums
+    )
+
+
+@kernel(
+    "row_scales", "column_scales", "levels", "flips", "order", "tiles", "column_order", "used", "sums", "sampled",
+    "counts", "head",
+)  # fmt: skip
 def plan_tiles(
     words: Any,
     columns: int,
+    row_chunks: int,
+    column_rows: int,
     geometry: NDArray[np.int64],
     n_sampled: int,
-    tail_scale: int,
     row_scales: NDArray[np.int32],
     column_scales: NDArray[np.int32],
     levels: NDArray[np.uint8],
@@ -32,6 +101,7 @@ def plan_tiles(
     tiles: NDArray[np.int32],
     column_order: NDArray[np.int32],
     used: NDArray[np.uint8],
+    sums: NDArray[np.uint32],
     sampled: NDArray[np.uint32],
     counts: NDArray[np.int64],
     head: NDArray[np.uint8],
@@ -41,16 +111,14 @@ def plan_tiles(
     Parameters
     ----------
     words : Words
-    columns : int
-    geometry : int64 array
-        low_bits, fraction_bits, field_bits, signed, tables, scales.
+    columns, row_chunks, column_rows, geometry
+        As for `measure_scales`.
     n_sampled : int
         Words from which tables are made.
-    tail_scale : int
     row_scales : int32 array, shape (64 * T,)
-        Of the rows of whole tiles; moved with the window.
+        Set to the scales of the rows of whole tiles, with the window in them.
     column_scales, levels, flips : arrays, shape (columns,)
-        As `operators.kernels.scales.measure_scales` leaves them.
+        As `measure_scales` leaves them.
     order : int32 array, shape (64 * T,)
         Set to the order of rows.
     tiles : int32 array, shape (T,)
@@ -59,6 +127,8 @@ def plan_tiles(
         Set.
     used : uint8 array, shape (n_tables,)
         Set: whether contexts take a table.
+    sums : uint32 array, shape (columns,)
+        Scratch.
     sampled : uint32 array
         Scratch, as for `operators.kernels.scales.count_symbols`.
     counts : int64 array, shape (n_tables, SYMBOLS)
@@ -76,6 +146,9 @@ def plan_tiles(
     The window of symbols is the one that leaves out least of the sample; it moves the scales of rows.
     """
     fraction, signed, tables, kept = geometry[1], geometry[3], geometry[4], geometry[5]
+    tail_scale = measure_scales(
+        words, columns, 0, 1, row_chunks, column_rows, geometry, row_scales, column_scales, levels, flips, sums
+    )
     set_orders(kept, signed, tail_scale, row_scales, order, tiles, column_scales, levels, column_order)
     if order.size:
         count(

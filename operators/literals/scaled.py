@@ -39,9 +39,8 @@ class Scaled(Tiled):
         return 370 * columns + (1 << 20)  # of either family of kernels
 
     def put_tables(self, counts: NDArray[np.int64], used: Array8, head: Array8, bit: int) -> tuple[Tables, int]:
-        frequencies, spare = np.empty(counts.shape, np.uint16), np.empty(self.n_tables, np.int64)
-        tile_heads.fit_frequencies(counts, used, frequencies, spare)
-        return frequencies, tile_heads.put_frequencies(frequencies, spare, head, bit)
+        frequencies = np.empty(counts.shape, np.uint16)
+        return frequencies, tile_heads.make_frequencies(counts, used, frequencies, head, bit)
 
     def encode(self, words: Words, runs: Sequence[Run], tables: Tables, raw: Array8, room: int) -> Coded | None:
         coder: TileCoder = tile_coder()

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from operators.base import Conditioned, Stream, WholeSource
 from operators.books import Books
 from operators.errors import FormatError
-from operators.kernels import magnitudes, tile_payloads, tile_plans
 from operators.kernels import scales as kernels
+from operators.kernels import tile_payloads, tile_plans
 from operators.kernels.bits import pack, packed_bytes
-from operators.kernels.scales import ESCAPE, LEVELS, ROW_CHUNKS, STEPS, SYMBOLS, TILE_ROWS
+from operators.kernels.scales import LEVELS, ROW_CHUNKS, STEPS, SYMBOLS, TILE_ROWS
 from operators.kernels.tile_payloads import COLUMNS, HEAD_BYTES, SLACK, TAIL_COLUMNS
 from operators.literals.frames import check_frame
 from operators.words import Words
@@ -45,7 +45,6 @@ Tables: TypeAlias = NDArray[Any]
 """A number for each symbol of each table, shape (n_tables, SYMBOLS): frequencies, or lengths of codes."""
 Decoder: TypeAlias = tuple[Callable[..., tuple[int, int, int]], int, Callable[[int], int]]
 TAIL_ROWS: Array32 = np.arange(TILE_ROWS, dtype=np.int32)
-NO_SCALES: Array32 = np.empty(0, np.int32)
 NO_LEVELS: Array8 = np.empty(0, np.uint8)
 
 
@@ -164,13 +163,6 @@ class Contexts(NamedTuple):
     tiles: Array32
     columns: Array32
     used: Array8
-
-    @staticmethod
-    def empty(tiles: int, columns: int, n_tables: int) -> Contexts:
-        """Return contexts whose arrays are to be filled."""
-        numbers = np.empty((TILE_ROWS + 1) * tiles + columns, np.int32)
-        rows, rest = numbers[: TILE_ROWS * tiles], numbers[TILE_ROWS * tiles :]
-        return Contexts(rows, rest[:tiles], rest[tiles:], np.empty(n_tables, np.uint8))
 
 
 class Run(NamedTuple):
@@ -402,42 +394,15 @@ class Tiled(Conditioned):
             Bits of `words` below the words of the literal, where these are their upper bits.
         step : int
         effort : Effort
-
-        Notes
-        -----
-        Words without a sign are magnitudes: small where they are near zero, as zigzag codes are. The window is then
-        the same for all, and a scale says but which table (`operators.kernels.magnitudes`).
         """
-        if not self.signed:
-            return self._magnitudes_of(words, below, step, effort)
-        geometry = self.geometry(8 * words.itemsize - below).copy()
-        geometry[0] += below
         n_rows = TILE_ROWS * (words.size // self.columns // TILE_ROWS)
         arrays = Scales.empty(-(-n_rows // step), self.columns)
         sums = BUFFERS.take("columns", self.columns, np.uint32)
-        tail = kernels.measure_scales(
-            words, self.columns, step, effort.row_chunks, effort.column_rows, geometry, *arrays, sums
-        )
+        tail = tile_plans.measure_scales(
+            words, self.columns, below, step, effort.row_chunks, effort.column_rows,
+            self.geometry(8 * words.itemsize - below), *arrays, sums,
+        )  # fmt: skip
         return Scales(*arrays, tail)
-
-    def _magnitudes_of(self, words: Words, below: int, step: int, effort: Effort) -> Scales:
-        width = 8 * words.itemsize - below
-        n_rows = TILE_ROWS * (words.size // self.columns // TILE_ROWS)
-        top = min(ESCAPE - 1, (1 << self.field_bits(width)) - 1) >> self.fraction_bits
-        middle = STEPS * top + STEPS // 2
-        rows = np.zeros(-(-n_rows // step), np.int32)
-        columns, zeros = np.zeros(self.columns, np.int32), np.zeros(self.columns, np.uint8)
-        if n_rows and self.scales:
-            sums = BUFFERS.take("columns", self.columns, np.uint32)
-            magnitudes.magnitude_scales(
-                words[: n_rows * self.columns], below, (1 << width) - 1, step, max(1, n_rows // effort.column_rows),
-                effort.row_chunks, sums, rows, columns if self.scales == 2 else NO_SCALES,
-            )  # fmt: skip
-            rows -= np.int32(2 * int(rows.sum()) // rows.size + 1 >> 1)
-            # Six classes of rows and three of columns: their sums are the eight steps of one octave.
-            np.clip(rows, -3, 2, out=rows)
-            np.clip(columns, -1, 1, out=columns)
-        return Scales(rows + np.int32(middle), columns, zeros, zeros, middle)
 
     def counts_of(
         self, words: Words, scales: Scales, rows: Array32, row_scales: Array32, n_words: int, below: int = 0
@@ -466,20 +431,27 @@ class Tiled(Conditioned):
         contexts : Contexts
         counts : int64 array, shape (n_tables, SYMBOLS)
         head : uint8 array
-            The scales as the payload holds them, and room for tables; this thread's, until its next plan.
+            The scales as the payload holds them, and room for tables. As the arrays of scales and contexts, this
+            thread's until its next literal in tiles.
         bit : int
             The one after them, or -1 where no payload holds them.
         """
-        measured = self.scales_of(words, effort=effort)
-        arrays = measured.rows, measured.columns, measured.levels, measured.flips
-        contexts = Contexts.empty(measured.rows.size // TILE_ROWS, self.columns, self.n_tables)
-        room = 6 * (measured.rows.size + self.columns) + self.columns + TABLE_BYTES * self.n_tables + SLACK
-        head = BUFFERS.take("head", room)
-        n_sampled = min(max(words.size // effort.table_part, MIN_TABLE_WORDS * self.n_tables), effort.table_words)
-        counts = np.empty((self.n_tables, SYMBOLS), np.int64)
+        columns, n_tables = self.columns, self.n_tables
+        tiles = words.size // columns // TILE_ROWS
+        n_rows = TILE_ROWS * tiles
+        numbers = BUFFERS.take("plan", 2 * (n_rows + columns) + tiles, np.int32)
+        signs = BUFFERS.take("signs", 2 * columns + n_tables)
+        at = 2 * n_rows + columns
+        arrays = numbers[:n_rows], numbers[2 * n_rows : at], signs[:columns], signs[columns : 2 * columns]
+        contexts = Contexts(
+            numbers[n_rows : 2 * n_rows], numbers[at + columns :], numbers[at : at + columns], signs[2 * columns :]
+        )
+        head = BUFFERS.take("head", 6 * n_rows + 7 * columns + TABLE_BYTES * n_tables + SLACK)
+        n_sampled = min(max(words.size // effort.table_part, MIN_TABLE_WORDS * n_tables), effort.table_words)
+        counts = np.empty((n_tables, SYMBOLS), np.int64)
         bit, tail = tile_plans.plan_tiles(
-            words, self.columns, self.geometry(8 * words.itemsize), n_sampled, measured.tail, *arrays,
-            *contexts, self._sample(), counts, head,
+            words, columns, effort.row_chunks, effort.column_rows, self.geometry(8 * words.itemsize), n_sampled,
+            *arrays, *contexts, BUFFERS.take("columns", columns, np.uint32), self._sample(), counts, head,
         )  # fmt: skip
         return Scales(*arrays, tail), contexts, counts, head, bit
 
