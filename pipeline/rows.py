@@ -103,6 +103,11 @@ class Row:
             self.n_tensors,
         )
 
+    def with_digest(self, digest: bytes) -> Row:
+        """Return this row with a digest, in half the time of `dataclasses.replace`: small tensors are many."""
+        values = _values_of(self)
+        return Row(*values[:_DIGEST_AT], digest, *values[_DIGEST_AT + 1 :])
+
     @property
     def where(self) -> str:
         """``key@offset/tensor``, for messages."""
@@ -136,6 +141,8 @@ SCHEMA = pa.schema(
     ]
 )
 COLUMNS = tuple(field.name for field in fields(Row))
+_DIGEST_AT = COLUMNS.index("digest")
+_values_of = attrgetter(*COLUMNS)
 SEGMENT_COLUMNS = tuple(field.name for field in fields(Segment))
 TEXTS = frozenset(field.name for field in SCHEMA if field.type == pa.string())
 _FEW = TEXTS | {"pack"}
@@ -166,7 +173,7 @@ class Rows(Sequence[Row]):
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Rows:
         """Return `rows` as columns, themselves where they are that already."""
-        return rows if isinstance(rows, Rows) else cls.of_values(COLUMNS, map(attrgetter(*COLUMNS), rows))
+        return rows if isinstance(rows, Rows) else cls.of_values(COLUMNS, map(_values_of, rows))
 
     @classmethod
     def of_values(cls, columns: Sequence[str], values: Iterable[tuple[Any, ...]]) -> Rows:
@@ -443,7 +450,7 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
     """Return the plain columns of at most `BATCH_ROWS` rows."""
     if isinstance(rows, Rows):
         return pa.concat_tables(map(plain, rows.batches(BATCH_ROWS))).combine_chunks()
-    return pa.Table.from_arrays(_arrays(COLUMNS, list(map(attrgetter(*COLUMNS), rows))), schema=SCHEMA)
+    return pa.Table.from_arrays(_arrays(COLUMNS, list(map(_values_of, rows))), schema=SCHEMA)
 
 
 def plain(batch: pa.RecordBatch) -> pa.Table:

@@ -160,9 +160,9 @@ def compress(checkpoint: Checkpoint, *, verify: bool) -> list[Record]:
         for row, data in task:
             digest = digest_of(data)
             if verify and digest in known:
-                records.append(Record(replace(row, digest=digest), known[digest].data))
+                records.append(Record(row.with_digest(digest), known[digest].data))
                 continue
-            row = replace(row, digest=digest)
+            row = row.with_digest(digest)
             encoded, _ = encoder.record(row, data, store[end : end + record_room(len(data))])
             made = np.frombuffer(encoded.record, np.uint8)
             if not np.may_share_memory(made, store):
