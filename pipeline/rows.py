@@ -105,8 +105,9 @@ class Row:
 
     def with_digest(self, digest: bytes) -> Row:
         """Return this row with a digest, in half the time of `dataclasses.replace`: small tensors are many."""
-        values = _values_of(self)
-        return Row(*values[:_DIGEST_AT], digest, *values[_DIGEST_AT + 1 :])
+        values = list(_values_of(self))
+        values[_DIGEST_AT] = digest
+        return Row(*values)
 
     @property
     def where(self) -> str:
