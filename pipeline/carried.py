@@ -3,17 +3,23 @@
 A record that a book makes smaller waits, in both forms, until all that wait for this book save more than it takes. Then
 the pack carries it, and what follows may use it too. What waits in vain is stored as it is without books. Whatever
 comes behind one that waits does so too: a pack has its records in the order of its segments, which an index takes the
-fewest bytes to tell. So no archive is larger than it would be if there were no books.
+fewest bytes to tell. What the names of programs and other sizes of records add to the index and to the manifest is only
+about known by then: at the end both are compared, and a pack that would be smaller without books is made again. So no
+archive is larger than it would be if there were no books.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from operators.books import Book, Books
 from operators.run import Encoded
+from pipeline.packs import pack_index
+from pipeline.parquet import to_parquet
+from pipeline.rows import Row
 
 WAITING_BYTES: Final = 16 << 20
 """Most bytes of records that wait; where there are more, the first is stored without a book."""
@@ -25,10 +31,20 @@ Settled: TypeAlias = tuple[bytes, Encoded]
 
 
 class Carried:
-    """The codebooks of one pack, and the records that wait for them."""
+    """The codebooks of one pack, and the records that wait for them.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    is_open : bool
+        Whether records are offered: not where a pack is made again, without books.
+    """
+
+    def __init__(self, *, is_open: bool = True) -> None:
+        self.is_open = is_open
         self.books = Books()
+        self._plain: dict[bytes, tuple[str, int]] = {}
+        """Program and bytes, without a book, of segments whose records name one."""
+        self._saved_bytes = 0
         self._waiting: dict[bytes, tuple[Encoded, tuple[Encoded, Book] | None]] = {}
         self._gains: Counter[bytes] = Counter()
         """What the books that are not carried save of the records that wait, beyond what they have to."""
@@ -67,10 +83,48 @@ class Carried:
         while self._waiting:
             yield self._take(next(iter(self._waiting)))
 
+    def pays(self, rows: Sequence[Row], index: bytes) -> bool:
+        """Whether the finished pack and its part of a manifest are no larger than they would be without books.
+
+        Parameters
+        ----------
+        rows : sequence of Row
+            Of the pack, and those whose records are elsewhere.
+        index : bytes
+            Of the pack.
+        """
+        if not len(self.books):
+            return True
+        plain = self._without_books(rows)
+        with_books = len(self.books.to_bytes()) + len(index) + len(to_parquet(rows))
+        return with_books <= self._saved_bytes + len(pack_index(plain)) + len(to_parquet(plain))
+
+    def _without_books(self, rows: Sequence[Row]) -> list[Row]:
+        """Return rows as they would be if no record named a book."""
+        moved: dict[int, tuple[str | None, int, int]] = {}
+        moved_by = 0
+        for row in sorted((row for row in rows if row.pack is None), key=lambda row: row.pack_offset or 0):
+            offset, n_bytes = row.pack_offset or 0, row.stored_bytes or 0
+            if offset not in moved:
+                program, plain_bytes = self._plain.get(row.digest or b"", (row.program, n_bytes))
+                moved[offset] = program, plain_bytes, offset + moved_by
+                moved_by += plain_bytes - n_bytes
+        found = []
+        for row in rows:
+            if row.pack is None:
+                program, plain_bytes, place = moved[row.pack_offset or 0]
+                row = replace(row, program=program, stored_bytes=plain_bytes, pack_offset=place)
+            found.append(row)
+        return found
+
     def _take(self, digest: bytes) -> Settled:
         plain, booked = self._waiting.pop(digest)
         self._count(plain, booked, -1)
-        return digest, booked[0] if booked is not None and booked[1].id in self.books else plain
+        if booked is None or booked[1].id not in self.books:
+            return digest, plain
+        self._plain[digest] = str(plain.program), len(plain.record)
+        self._saved_bytes += len(plain.record) - len(booked[0].record)
+        return digest, booked[0]
 
     def _count(self, plain: Encoded, booked: tuple[Encoded, Book] | None, sign: int) -> None:
         self._n_bytes += sign * len(plain.record)

@@ -160,21 +160,26 @@ class TaskWorker:
         finally:
             self._idle.append(desk)
 
-    def _work(self, task: Task, desk: _Desk) -> Receipt:
-        """Store a task; nobody uses its desk any more once this has returned or raised."""
+    def _work(self, task: Task, desk: _Desk, *, may_book: bool = True) -> Receipt:
+        """Store a task, without codebooks where they do not pay; nobody uses its desk any more after this."""
         failures: dict[str, ArchiveError] = {}
         with (
             PackSpool(self._archive, self._scratch_dir, desk.records) as pack,
             closing(ahead(self._windows(task, desk.rooms, failures))) as windows,
         ):
-            carried = Carried()
+            carried = Carried(is_open=may_book)
             rows = self._stored(desk.encoder, pack, windows, task.candidates, carried)
             # A file that failed midway has no rows; what it left in the pack may serve others.
             rows = [row for row in rows if row.file not in failures]
-            digest = pack.finish(pack_index(rows), carried.books.to_bytes())
-            if any(row.pack is None for row in rows):
-                with timed("store"):
-                    self._archive.put(pack_key(digest), pack.whole)
+            index = pack_index(rows)
+            pays = carried.pays(rows, index)
+            if pays:
+                digest = pack.finish(index, carried.books.to_bytes())
+                if any(row.pack is None for row in rows):
+                    with timed("store"):
+                        self._archive.put(pack_key(digest), pack.whole)
+        if not pays:
+            return self._work(task, desk, may_book=False)
         alarms = tuple(desk.encoder.alarms)
         rows = [
             row
@@ -259,7 +264,7 @@ class TaskWorker:
                     known[row.digest] = row
                     with timed("encode"):
                         plain, _ = encoder.write(row, data, pack.room(record_room(len(data))))
-                        booked = encoder.booked(row, data, plain)
+                        booked = encoder.booked(row, data, plain) if carried.is_open else None
                     if booked is None and carried.is_idle:
                         offset, record = pack.add(plain.record)
                         known[row.digest] = _with_record(row, plain, offset)

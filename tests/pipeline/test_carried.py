@@ -13,15 +13,18 @@ from hypothesis import strategies as st
 
 from operators.base import Stream
 from operators.books import Book, Books
-from operators.program import LIT
+from operators.program import LIT, Literal, Node
 from operators.run import Encoded
-from pipeline import carried
+from pipeline import carried, encoder
 from pipeline.archive import find_snapshot, load_manifest
 from pipeline.calibration import Pupil
-from pipeline.carried import LEAST_GAIN_BYTES, Carried
+from pipeline.carried import LEAST_GAIN_BYTES, Carried, Settled
 from pipeline.locations import open_store
+from pipeline.packs import pack_index
+from pipeline.parquet import to_parquet
 from pipeline.plan import Plan
 from pipeline.planning import fresh_plan
+from pipeline.rows import Row
 from pipeline.sampling import sample_plan
 from synth.prior import Prior
 from tests import checkpoints
@@ -31,6 +34,8 @@ from tests.pipeline.commands import Capture, Ran, files_of, objects_of, write
 
 BOOKS = [Book(8, first, b"\2\2\2", 2) for first in range(4)]
 BOOK_BYTES = len(BOOKS[0].to_bytes())
+BOOKED = Node(Literal("fixed", (5, 3)))
+ROW = Row("a", 0, 1, "t", "I8", (1,), 0, 1, 1, 1, "safetensors", None, 0)
 LEARNED = ("--workers", "1", "--set", "synth.prior=learned", "--set", "synth.budget=8", "--set", "task_bytes=500KiB")
 
 
@@ -130,6 +135,48 @@ def test_no_archive_of_a_checkpoint_is_larger_for_its_books(tmp_path: Path, name
     for archive, options in ((with_books, ()), (without, ("--set", 'synth.disable=["fixed"]'))):
         assert Ran(capsys, "archive", source, archive, "--name", "x", "--workers", "1", *options).code == 0
     assert stored_bytes(with_books) <= stored_bytes(without)
+
+
+def test_a_pack_that_is_larger_for_its_books_is_made_again_without(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise is no smaller by a book, and here taken even so: what a pack adds up to decides."""
+    noise = [(f"t{i}", "I8", (4500,), np.random.default_rng(i).bytes(4500)) for i in range(60)]
+    source = write(tmp_path / "source", {"a.safetensors": safetensors(noise)})
+    for module in (carried, encoder):
+        monkeypatch.setattr(module, "LEAST_GAIN_BYTES", -50)
+    with_books, without = tmp_path / "with", tmp_path / "without"
+    for archive, options in ((with_books, LEARNED), (without, (*LEARNED, "--set", 'synth.disable=["fixed"]'))):
+        assert Ran(capsys, "archive", source, archive, "--name", "x", *options).code == 0
+    assert [path.name for path in objects_of(with_books, "packs")] == [
+        path.name for path in objects_of(without, "packs")
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(20, 90), st.integers(LEAST_GAIN_BYTES, 15), st.integers(-1, 3)), max_size=60))
+def test_a_pack_pays_where_it_and_its_rows_are_no_larger(records: list[tuple[int, int, int]]) -> None:
+    """The rows without books are those that a pack would have had; each second record has two rows."""
+    pack, sizes, settled = Carried(), dict[bytes, int](), list[Settled]()
+    for number, (n_bytes, gain, book) in enumerate(records):
+        plain, digest = encoded(number, n_bytes), number.to_bytes(32, "little")
+        booked = None if book < 0 else (replace(encoded(number, n_bytes - gain), program=BOOKED), BOOKS[book])
+        settled += list(pack.settle(digest, plain, booked))
+        sizes[digest] = n_bytes
+    settled += list(pack.rest())
+    rows, plain_rows, at, plain_at = list[Row](), list[Row](), 0, 0
+    for digest, one in settled:
+        row = replace(ROW, tensor=digest.hex(), digest=digest, program=str(one.program), stored_bytes=len(one.record))
+        for copy in range(1 + digest[0] % 2):
+            rows.append(replace(row, pack_offset=at, tensor=f"{row.tensor} {copy}"))
+            plain_rows.append(replace(rows[-1], program=str(LIT), stored_bytes=sizes[digest], pack_offset=plain_at))
+        at, plain_at = at + len(one.record), plain_at + sizes[digest]
+    elsewhere = replace(ROW, digest=bytes(32), pack=bytes(32), program="x", stored_bytes=1, pack_offset=0)
+    assert pack._without_books([*rows, elsewhere]) == [*plain_rows, elsewhere]
+    index = pack_index(rows)
+    room = plain_at + len(pack_index(plain_rows)) + len(to_parquet(plain_rows))
+    taken = at + len(index) + len(to_parquet(rows)) + len(pack.books.to_bytes())
+    assert pack.pays(rows, index) == (taken <= room or not len(pack.books))
+    assert not len(pack.books) or not pack.pays(rows, index + bytes(max(0, room - taken) + 1))
 
 
 def test_any_number_of_workers_gives_the_same_books_and_packs(tmp_path: Path, source: Path, capsys: Capture) -> None:
