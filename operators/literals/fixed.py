@@ -42,7 +42,7 @@ class Fixed(Conditioned):
     Parameters
     ----------
     book : int
-        Number of the book: the first four bytes of its id, little-endian.
+        Number of the book: a part of its id (`operators.books.Book.number`).
     shift : int
         What was added to words like those that the book was made from, modulo the alphabet.
     """
