@@ -79,10 +79,12 @@ class LzTrial:
             self._compressor = _new_compressor(self._stream).compressobj(size=n_bytes)  # other literals come between
         if self._compressor is not None:
             self._parts.append(self._compressor.compress(data))
+            if self._always:
+                return
             self._made_bytes += len(self._parts[-1])
             # The first block was no example of the rest: stop before noise takes seconds. What was made lags
             # behind what was taken by a block.
-            if not self._always and self._made_bytes > self._most_bytes > 0:
+            if self._made_bytes > self._most_bytes > 0:
                 self._compressor = None
                 self._parts.clear()
             self._most_bytes += _most_bytes(words, self._stream.width_bits)
