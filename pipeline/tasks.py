@@ -205,7 +205,7 @@ class TaskWorker:
             rows = iter(part.rows(task.ordinal))
             try:
                 for buffers in read_segments(self._source, part, repeat(rooms.current) if gathered else rooms):
-                    gathered += [(replace(next(rows), digest=digest_of(data)), data) for data in buffers]
+                    gathered += [(next(rows).with_digest(digest_of(data)), data) for data in buffers]
                     if n_bytes > GATHERED_BYTES:
                         yield gathered
                         rooms.turn()
