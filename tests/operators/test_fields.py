@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import pairwise
 from unittest import mock
 
@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import operators.run
+from operators import limits
 from operators.base import BLOCK_WORDS, Operator, Stream
-from operators.errors import ArchiveError, DamageError
+from operators.check import check
+from operators.errors import ArchiveError, DamageError, LimitError
 from operators.fields import MOST_WORDS, PLAIN, encode_small, execute_small, payload_bytes, steps_of
 from operators.kernels import leaves
 from operators.kernels.repeats import repeats, window_of
@@ -165,6 +167,17 @@ def test_blocks(text: str, n_words: int) -> None:
     assert small is not None
     assert bytes(small[0]) == bytes(expected.record)
     assert np.array_equal(execute(small[0]), words)
+
+
+@pytest.mark.parametrize("is_general", [False, True])
+def test_encodings_that_are_chosen_are_checked(is_general: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program within the limits may need more than they allow with the encodings of its literals."""
+    words = np.tile(np.random.default_rng(2).integers(0, 1 << 16, 90).astype(np.uint16), 90)  # LZ has a window
+    program = parse("merge[8,8](lit, lit)")
+    undecided = check(program, Stream(16, words.size)).scratch_bytes
+    monkeypatch.setattr(limits, "SCRATCH_FIXED_BYTES", undecided - 2 * words.nbytes)
+    with general_path() if is_general else nullcontext(), pytest.raises(LimitError):
+        encode(program, words)
 
 
 def test_programs_are_counted_together_as_one_by_one() -> None:

@@ -198,6 +198,18 @@ def test_a_program_that_lost_for_small_tensors_is_not_tried_again(monkeypatch: p
         tried.clear()
 
 
+def test_a_record_that_was_written_to_choose_a_program_is_kept() -> None:
+    repeated = np.tile(weights(0)[:90], 10)
+    texts = "merge[7,8,1](bitpack, huffman, bitpack)", "lz"
+    known = tuple(Remembered(text, 1 << 18, 0, 0) for text in texts)
+    for words, chosen in ((repeated, "lz"), (weights(1)[:900], texts[0])):
+        prior = dataclasses.replace(Prior.uniform(), programs={role_of("a", words, "BF16", 0): known})
+        recalled, expected = roles(prior).recall("a", words, "BF16", 0), encode(parse(chosen), words)
+        assert recalled is not None
+        assert str(recalled.program) == chosen
+        assert recalled.encoded == (expected if chosen == "lz" else None)
+
+
 def test_constants_and_text_need_no_search() -> None:
     found = roles()
     constant = np.full(5000, 7, np.uint16)
