@@ -17,6 +17,8 @@ Words: TypeAlias = NDArray[Any]
 """One-dimensional, C-contiguous, aligned array of uint8, uint16, uint32 or uint64."""
 Bytes: TypeAlias = bytes | bytearray | memoryview
 """What holds bytes; never written by whoever receives it."""
+LINE_BYTES = 64
+"""A line of the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,13 @@ def words_of(buffer: Bytes, word_bits: int) -> Words:
     """
     words = np.frombuffer(buffer, dtype=container(word_bits).newbyteorder("<"))
     return words if words.flags.aligned else words.copy()
+
+
+def aligned(n_bytes: int) -> NDArray[np.uint8]:
+    """Return fresh memory that starts on a line of the cache: any words may view it, and no vector crosses a line."""
+    room = np.empty(n_bytes + LINE_BYTES, np.uint8)
+    start = -room.ctypes.data % LINE_BYTES
+    return room[start : start + n_bytes]
 
 
 def mask_of(width_bits: int) -> int:

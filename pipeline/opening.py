@@ -19,12 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.errors import NotFoundError, UnsupportedError, UsageError
-from operators.words import container, dtype_of
+from operators.words import aligned, container, dtype_of
 from pipeline.archive import find_snapshot, load_manifest
 from pipeline.locations import open_source
 from pipeline.packs import read_records
 from pipeline.reading import ArchivedFile, Decoder, FoundTensor, Tensors, archived_files, check_file, read_into
-from pipeline.rooms import aligned_buffer
 from pipeline.rows import Row
 from pipeline.segments import Tensor
 from pipeline.store import SourceStore
@@ -181,7 +180,7 @@ class Archive:
 
     def _bytes(self, found: FoundTensor) -> NDArray[np.uint8]:
         """Return the bytes of a tensor in new memory; what shares its segments with others is kept to be used again."""
-        data = np.frombuffer(aligned_buffer(found.n_bytes), np.uint8)
+        data = aligned(found.n_bytes)
         rows, begin = found.rows, found.tensor.begin
         if len(rows) == 1 and rows[0].n_bytes > data.size:
             first = begin - rows[0].offset_bytes
@@ -236,7 +235,7 @@ class _Cache:
                 self._kept.move_to_end(row.digest)
                 return self._kept[row.digest]
             self._make_room(row.n_bytes)  # first, so that no more is ever there
-        data = np.frombuffer(aligned_buffer(row.n_bytes), np.uint8)
+        data = aligned(row.n_bytes)
         for _, record in read_records(self._archive, [row]):
             self._decoder.decode(row, record, data)
         with self._lock:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-ALIGNED_BYTES = 64
+from operators.words import LINE_BYTES, aligned
 
 
 class Room:
@@ -19,30 +17,23 @@ class Room:
     """
 
     def __init__(self, n_bytes: int = 0) -> None:
-        self._block = aligned_buffer(n_bytes)
+        self._block = aligned(n_bytes).data
         self._used = 0
 
     def clear(self) -> None:
         """Give all of it back: what `take` returned must not be used any more."""
         if self._used > len(self._block):
             self._block = memoryview(b"")  # first, so that both are never there at once
-            self._block = aligned_buffer(self._used + self._used // 8)  # the next may be a little larger
+            self._block = aligned(self._used + self._used // 8).data  # the next may be a little larger
         self._used = 0
 
     def take(self, n_bytes: int) -> memoryview:
         """Return `n_bytes` on a cache line of their own, to be written."""
         start = self._used
-        self._used += -(-n_bytes // ALIGNED_BYTES) * ALIGNED_BYTES
-        return self._block[start : start + n_bytes] if self._used <= len(self._block) else aligned_buffer(n_bytes)
+        self._used += -(-n_bytes // LINE_BYTES) * LINE_BYTES
+        return self._block[start : start + n_bytes] if self._used <= len(self._block) else aligned(n_bytes).data
 
 
 def taken(room: Room | None, n_bytes: int) -> memoryview:
     """Return a buffer of `n_bytes` from `room`, or a fresh one."""
-    return aligned_buffer(n_bytes) if room is None else room.take(n_bytes)
-
-
-def aligned_buffer(n_bytes: int) -> memoryview:
-    """A fresh writable buffer that starts on a cache line, so that any word width may view it."""
-    raw = np.empty(n_bytes + ALIGNED_BYTES, np.uint8)
-    start = -int(raw.__array_interface__["data"][0]) % ALIGNED_BYTES
-    return raw[start : start + n_bytes].data
+    return aligned(n_bytes).data if room is None else room.take(n_bytes)

@@ -27,7 +27,7 @@ from operators.kernels.bits import pack, packed_bytes
 from operators.kernels.scales import LEVELS, ROW_CHUNKS, STEPS, SYMBOLS, TILE_ROWS
 from operators.kernels.tile_payloads import COLUMNS, HEAD_BYTES, SLACK, TAIL_COLUMNS
 from operators.literals.frames import check_frame
-from operators.words import Words
+from operators.words import Words, aligned
 
 MAX_COLUMNS = 1 << 16
 _HEAD = Struct("<II")
@@ -73,14 +73,9 @@ USUAL = Effort(ROW_CHUNKS, 128, 16, 1 << 16)
 THOROUGH = Effort(MAX_COLUMNS, 1 << 16, 1, 1 << 30)
 """Everything: smaller by one part in 500, at more than the cost of the coding."""
 
-LINE_BYTES = 64
-
 
 class Buffers(threading.local):
-    """Scratch of this thread, kept from literal to literal: fresh memory costs as much as the coding.
-
-    It begins with a line of the cache: vectors of tables that cross two lines are slower.
-    """
+    """Scratch of this thread, kept from literal to literal: fresh memory costs as much as the coding."""
 
     def __init__(self) -> None:
         self._held: dict[str, NDArray[Any]] = {}
@@ -89,9 +84,7 @@ class Buffers(threading.local):
     def take(self, name: str, n: int, dtype: Any = np.uint8) -> NDArray[Any]:
         held = self._held.get(name)
         if held is None or held.size < n:
-            room = np.empty((n + n // 4) * np.dtype(dtype).itemsize + LINE_BYTES, np.uint8)
-            start = -room.ctypes.data % LINE_BYTES
-            held = self._held[name] = room[start : room.size - LINE_BYTES + start].view(dtype)
+            held = self._held[name] = aligned((n + n // 4) * np.dtype(dtype).itemsize).view(dtype)
         return held[:n]
 
 
