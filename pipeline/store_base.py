@@ -23,6 +23,11 @@ SPOOL_PREFIX, SPOOL_SUFFIX = ".brevis-", ".part"
 """Names of files that are no objects yet; no listing shows them."""
 
 
+def is_spooled(name: str) -> bool:
+    """Whether a file of this name is the half of a write that is not published, or never was."""
+    return name.startswith(SPOOL_PREFIX) and name.endswith(SPOOL_SUFFIX)
+
+
 class StoreBase:
     """What every `Store` builds from its own ``put_new``, ``delete`` and the four verbs of a staged object."""
 

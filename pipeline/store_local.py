@@ -33,7 +33,16 @@ from pipeline.store import (
     Stretch,
     Whole,
 )
-from pipeline.store_base import SPOOL_PREFIX, SPOOL_SUFFIX, StoreBase, check_ranges, check_tiles, exactly, get_whole
+from pipeline.store_base import (
+    SPOOL_PREFIX,
+    SPOOL_SUFFIX,
+    StoreBase,
+    check_ranges,
+    check_tiles,
+    exactly,
+    get_whole,
+    is_spooled,
+)
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _STAGED_FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -103,8 +112,8 @@ class LocalSource:
                 for entry in entries:
                     n_entries += 1
                     key = folder + entry.name
-                    if entry.name.startswith(SPOOL_PREFIX) and entry.name.endswith(SPOOL_SUFFIX):
-                        continue  # the unpublished half of a write
+                    if is_spooled(entry.name):
+                        continue
                     if not (key.startswith(wanted) or wanted.startswith(key)):
                         continue
                     status = _status(entry)
@@ -314,7 +323,7 @@ class LocalStore(StoreBase, LocalSource):
         found = []
         for folder, _, names in os.walk(self._scope.folder):
             for name in names:
-                if name.startswith(SPOOL_PREFIX) and name.endswith(SPOOL_SUFFIX):
+                if is_spooled(name):
                     path = Path(folder, name)
                     with contextlib.suppress(FileNotFoundError):
                         status = path.stat()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli import main
-from pipeline.store_base import SPOOL_PREFIX
+from pipeline.store_base import is_spooled
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -36,7 +36,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def objects_of(archive: Path, *parts: str) -> list[Path]:
     """Files, without the halves of those that a killed writer left."""
     files = (path for part in parts for path in sorted((archive / part).rglob("*")) if path.is_file())
-    return [path for path in files if not path.name.startswith(SPOOL_PREFIX)]
+    return [path for path in files if not is_spooled(path.name)]
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:
