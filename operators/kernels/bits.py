@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.lanes import HAS_BIT_GATHER, gather_bits, scatter_bits
-from operators.kernels.memory import load_u64, store_u64
+from operators.kernels.memory import item_bytes, load_u64, store_u64
 
 _EACH_8 = np.uint64(0x0101010101010101)
 _EACH_16 = np.uint64(0x0001000100010001)
@@ -144,7 +144,7 @@ def _whole_groups(n_bits: Any, words_per_piece: Any, n_words: Any, n_bytes: Any)
 def pack_u32(words: NDArray[Any], width: int, out: NDArray[np.uint8]) -> int:
     """Pack words of up to 28 bits, two at once, while 8 bytes of `out` are left; return the words packed."""
     w, eight = np.uint64(width), np.uint64(8)
-    if words.itemsize == 4 and width > 16:
+    if item_bytes(words) == 4 and width > 16:
         return _pack_eights(words.view(np.uint8), width, out)
     bit, carry = np.uint64(0), np.uint64(0)
     n = _whole_groups(2 * width, 2, words.size, out.size)
@@ -211,7 +211,7 @@ def _unpack_eights(packed: NDArray[np.uint8], width: int, out: NDArray[np.uint8]
 def unpack_wide(packed: NDArray[np.uint8], width: int, out: NDArray[Any]) -> int:
     """Unpack words of up to 56 bits while 8 bytes of `packed` can be read; return the words unpacked."""
     w, one = np.uint64(width), np.uint64(1)
-    if out.itemsize == 4 and 16 < width <= 28:
+    if item_bytes(out) == 4 and 16 < width <= 28:
         return _unpack_eights(packed, width, out.view(np.uint8))
     mask = (one << w) - one
     bit = np.uint64(0)

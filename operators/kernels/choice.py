@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.kernels.jit import inlined, kernel
-from operators.kernels.memory import fetch
+from operators.kernels.memory import fetch, item_bytes
 from operators.kernels.rans import log2_of
 
 GROUP_RUNS: Final = 4
@@ -36,7 +36,7 @@ TRIED_SHIFTS: Final = 4
 @inlined
 def _count_run(run: Any, rotate: Any, tops: Any, lanes: Any, n_lane: Any) -> Any:
     """Count the highest bits of the words of a run, of which `tops` holds a part; return their sum."""
-    width, mask = 8 * run.itemsize, np.uint64(n_lane - 1)
+    width, mask = 8 * item_bytes(run), np.uint64(n_lane - 1)
     left, right, down = np.uint64(rotate), np.uint64(width - rotate), np.uint64(width)
     while mask >> (np.uint64(width) - down):
         down -= np.uint64(1)
@@ -77,10 +77,10 @@ def _count(words: Any, rotate: Any, n_runs: Any, run_words: Any, counts: Any) ->
         for k in range(runs):
             jitter = (np.uint64(k + 1) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33)
             starts[k] = k * piece + np.int64(jitter % np.uint64(piece - length + 1))
-            fetched = length * words.itemsize if runs > 1 else 0  # memory is slow, but brings many lines at a time
+            fetched = length * item_bytes(words) if runs > 1 else 0  # memory is slow, but brings many lines at a time
             for byte in range(0, fetched, LINE_BYTES):
-                fetch(words, (begin + starts[k]) * words.itemsize + byte)
-            fetch(words, (begin + starts[k] + length) * words.itemsize - 1)
+                fetch(words, (begin + starts[k]) * item_bytes(words) + byte)
+            fetch(words, (begin + starts[k] + length) * item_bytes(words) - 1)
         lanes[:] = 0
         group, group_words = np.int64(0), np.int64(0)
         for k in range(runs):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from operators.kernels.jit import kernel
-from operators.kernels.memory import fetch
+from operators.kernels.memory import fetch, item_bytes
 
 LOG_SCALE_BITS = 20
 """Logarithms are integers in units of ``2**-LOG_SCALE_BITS`` bit."""
@@ -150,8 +150,8 @@ def gather_runs(words: Any, starts: Any, out: Any) -> None:
     run = out.size // starts.size if starts.size else 0
     for i in range(starts.size):
         if i + _AHEAD < starts.size:
-            for j in range(0, run, max(1, 64 // words.itemsize)):
-                fetch(words, (starts[i + _AHEAD] + j) * words.itemsize)
+            for j in range(0, run, max(1, 64 // item_bytes(words))):
+                fetch(words, (starts[i + _AHEAD] + j) * item_bytes(words))
         start = starts[i]
         for j in range(run):
             out[i * run + j] = words[start + j]

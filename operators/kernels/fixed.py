@@ -25,7 +25,7 @@ from operators.base import BLOCK_WORDS
 from operators.kernels.bits import pack_any, unpack_any
 from operators.kernels.huffman import SPLIT_WORDS, STREAMS, decode_block, encode_block
 from operators.kernels.jit import inlined, kernel
-from operators.kernels.memory import copy_bytes
+from operators.kernels.memory import copy_bytes, item_bytes
 from operators.kernels.varints import put_varint, take_varint
 
 HEAD_BYTES: Final = 20
@@ -97,7 +97,7 @@ def encode_words(
     out : uint8 array
         Has room for the bits of the words, and `HEAD_BYTES` for each block.
     """
-    item = words.itemsize
+    item = item_bytes(words)
     width = _width_of(mask)
     end = 0
     for start in range(0, words.size, BLOCK_WORDS):
@@ -151,12 +151,12 @@ def _restore_escapes(
             for i in range(chunk.size):
                 if np.int64(chunk[i]) == blank:
                     word = np.int64(payload[at])
-                    if block.itemsize == 2:
+                    if item_bytes(block) == 2:
                         word |= np.int64(payload[at + 1]) << 8
                     if word > mask or ((word - first) & mask) < span:
                         return -1
                     chunk[i] = word
-                    at += block.itemsize
+                    at += item_bytes(block)
                     n += 1
     return 0 if n == n_escapes else -1
 
@@ -184,7 +184,7 @@ def decode_words(
     first, span, mask : int
     out, words : uint8 array and Words of the same memory
     """
-    item = words.itemsize
+    item = item_bytes(words)
     width = _width_of(mask)
     at = np.int64(0)
     for start in range(0, words.size, BLOCK_WORDS):

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from operators.kernels.alphabet import peek
 from operators.kernels.jit import inlined, kernel
-from operators.kernels.memory import copy_bytes, load_u64, store_u64
+from operators.kernels.memory import copy_bytes, item_bytes, load_u64, store_u64
 
 MAX_LENGTH = 14
 """Bits of the longest code: four of them and 7 more bits fit into 64."""
@@ -444,8 +444,8 @@ def _rounds(payload: Any, bit: Any, o: Any, end: Any) -> Any:
 def _longer(payload: Any, bit: Any, single: Any, words: Any, o: Any) -> Any:
     """Decode the code that stopped `_many`."""
     word, bit = _one(payload, bit, single)
-    words[np.int64(o) // words.itemsize] = word
-    return bit, o + np.uint64(words.itemsize)
+    words[np.int64(o) // item_bytes(words)] = word
+    return bit, o + np.uint64(item_bytes(words))
 
 
 @inlined
@@ -470,7 +470,7 @@ def _finish(
     end: Any,
 ) -> Any:
     """Decode the rest of a stream; return 0, or -1 unless it ends where it should, with zero bits."""
-    word_bytes = words.itemsize
+    word_bytes = item_bytes(words)
     while True:
         rounds = _rounds(payload, bit, o, end)
         if not rounds:
@@ -511,7 +511,7 @@ def decode_block(
     """
     if starts.size != STREAMS + 1:
         return _finish(payload, np.uint64(8 * starts[0]), starts[1], many, single, out, words, np.uint64(0), out.size)
-    word_bytes = words.itemsize
+    word_bytes = item_bytes(words)
     step = (words.size + STREAMS - 1) // STREAMS * word_bytes
     pa, pb, pc, pd = (
         np.uint64(8 * starts[0]),

@@ -28,7 +28,7 @@ from operators.kernels.huffman import (
 from operators.kernels.huffman import encoding_table as huffman_table
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.lanes import bit_length
-from operators.kernels.memory import copy_bytes
+from operators.kernels.memory import copy_bytes, item_bytes
 from operators.kernels.rans import (
     MAX_BITS,
     MIN_BITS,
@@ -194,7 +194,7 @@ def put_packed(words: NDArray[np.uint16], width_bits: int, out: NDArray[np.uint8
 def put_wide(words: NDArray[Any], width_bits: int, out: NDArray[np.uint8]) -> None:
     """As `put_packed` for wider words."""
     done = 0
-    if width_bits == 8 * words.itemsize:
+    if width_bits == 8 * item_bytes(words):
         put_bytes(out, 0, words.view(np.uint8), out.size)
         return
     if 0 < width_bits <= 28:
@@ -453,7 +453,7 @@ def take_narrow(
 def take_wide(payload: NDArray[np.uint8], width_bits: int, code: int, words: NDArray[Any]) -> bool:
     """As `take_narrow` for wider words."""
     packed = _packed_bits(payload, width_bits, words.size, code)
-    if packed == 8 * words.itemsize:
+    if packed == 8 * item_bytes(words):
         put_bytes(words.view(np.uint8), 0, payload, payload.size)
     elif packed > 0:
         done = 0

@@ -13,6 +13,7 @@ import numpy as np
 
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.lanes import bit_length
+from operators.kernels.memory import item_bytes
 
 RUNS: Final = 16
 """Runs of neighbours that are looked at, spread over all words."""
@@ -74,7 +75,7 @@ def look(words: Any, columns: int) -> int:
     spread = np.uint64(0x9E3779B97F4A7C15)
     first = np.uint64(words[0])
     varying, largest = np.uint64(0), np.uint64(0)
-    most = max(FEW, min(n, RUNS * RUN_WORDS) // 4 if words.itemsize > 2 else 0)
+    most = max(FEW, min(n, RUNS * RUN_WORDS) // 4 if item_bytes(words) > 2 else 0)
     live, equal, zeros, seen = 0, 0, 0, 0
     near, row, far, far_row, n_near, n_row = np.int64(0), np.int64(0), np.int64(0), np.int64(0), 0, 0
     for r in range(n_runs):
@@ -106,7 +107,7 @@ def look(words: Any, columns: int) -> int:
                 row += _distance_bits(words, i, i + columns)
                 far_row += distance
                 n_row += 1
-    width_bits = 8 * words.itemsize
+    width_bits = 8 * item_bytes(words)
     dead_low = width_bits if varying == np.uint64(0) else 0
     while dead_low < width_bits and not (varying >> np.uint64(dead_low)) & np.uint64(1):
         dead_low += 1

@@ -14,6 +14,7 @@ import numpy as np
 
 from operators.kernels.jit import inlined
 from operators.kernels.lanes import bit_length, both, down
+from operators.kernels.memory import item_bytes
 from operators.kernels.scales import CHUNK, ESCAPE, STEPS, TILE_ROWS
 
 THIRD, TWO_THIRDS = 1321123, 1664511
@@ -49,7 +50,7 @@ def magnitude_scales(
     columns[:] = 0
     n_rows = words.size // n_columns // TILE_ROWS * TILE_ROWS
     if n_rows and kept:
-        mask = (np.int64(1) << (8 * words.itemsize - below)) - 1
+        mask = (np.int64(1) << (8 * item_bytes(words) - below)) - 1
         column_step = max(np.int64(1), n_rows // column_rows)
         seen = columns if kept == 2 else columns[:0]
         _measure(words[: n_rows * n_columns], n_columns, below, mask, step, column_step, row_chunks, sums, rows, seen)

@@ -74,6 +74,15 @@ if JIT:
         return store
 
     @intrinsic
+    def item_bytes(typing: Any, array: Any) -> Any:  # noqa: ARG001
+        """Return the bytes of an item: a constant, where numba's `itemsize` is a number that code must branch on."""
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+            return context.get_constant(types.int64, signature.args[0].dtype.bitwidth // 8)
+
+        return types.int64(array), codegen
+
+    @intrinsic
     def copy_bytes(typing: Any, out: Any, to: Any, source: Any, start: Any, n_bytes: Any) -> Any:  # noqa: ARG001
         """Copy `n_bytes` from byte `start` of `source` to byte `to` of `out`; the arrays do not overlap."""
 
@@ -101,6 +110,10 @@ if JIT:
     load_u16, load_u64 = _compiled_load(2), _compiled_load(8)
     store_u16, store_u64 = _compiled_store(2), _compiled_store(8)
 else:
+
+    def item_bytes(array: Any) -> int:
+        """Return the bytes of an item."""
+        return int(array.itemsize)
 
     def copy_bytes(out: Any, to: Any, source: Any, start: Any, n_bytes: Any) -> None:
         """Copy `n_bytes` from byte `start` of `source` to byte `to` of `out`; the arrays do not overlap."""

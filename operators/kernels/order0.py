@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.kernels.jit import kernel
+from operators.kernels.memory import item_bytes
 from operators.kernels.rans import log2_of
 
 
@@ -23,7 +24,7 @@ def order_0_q16(words: NDArray[Any], n_planes: int) -> int:
     n_planes : int
         Words that are so many apart are counted together, apart from others.
     """
-    counts = np.zeros(1 << 8 * words.itemsize, np.int32)
+    counts = np.zeros(1 << 8 * item_bytes(words), np.int32)
     n = words.size // n_planes
     total: Any = np.int64(0)
     for plane in range(n_planes):

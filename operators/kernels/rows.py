@@ -8,7 +8,7 @@ import numpy as np
 
 from operators.kernels.jit import kernel
 from operators.kernels.lanes import both, pick
-from operators.kernels.memory import copy_bytes, fetch
+from operators.kernels.memory import copy_bytes, fetch, item_bytes
 
 CHUNK_WORDS = 16
 """Words of a row that are looked at before it is given up: a row of noise costs one line of cache."""
@@ -48,7 +48,7 @@ def trailing_zeros(words: Any, row_words: int, width_bits: int, zeros: Any) -> N
     """Write how many low bits are zero in all words of each row, `width_bits` where all are, 0 where fewer than 4."""
     few = np.uint64(15)
     for row in range(zeros.size):
-        fetch(words, min(row + _AHEAD, zeros.size - 1) * row_words * words.itemsize)
+        fetch(words, min(row + _AHEAD, zeros.size - 1) * row_words * item_bytes(words))
         at, end = row * row_words, (row + 1) * row_words
         used = np.uint64(0)
         stop = min(at + FIRST_WORDS, end)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.lanes import both, down
-from operators.kernels.memory import fetch
+from operators.kernels.memory import fetch, item_bytes
 
 STEPS = 8
 """Steps of a scale in an octave."""
@@ -71,8 +71,8 @@ def _mean(words: Any, shift: Any, keep: Any) -> Any:
 def _fetch_row(words: Any, start: Any, columns: Any) -> None:
     """Ask for the runs of a row that make its scale."""
     for k in range(ROW_CHUNKS):
-        for c in range(0, CHUNK * words.itemsize, 64):
-            fetch(words, (start + k * (columns // ROW_CHUNKS)) * words.itemsize + c)
+        for c in range(0, CHUNK * item_bytes(words), 64):
+            fetch(words, (start + k * (columns // ROW_CHUNKS)) * item_bytes(words) + c)
 
 
 @inlined
@@ -132,7 +132,7 @@ def _column_scales(
 @inlined
 def _count_signs(words: Any, columns: Any, rows: Any, step: Any, sums: Any) -> Any:
     """Set how many signs of each column are set in every `step`-th row; return how many rows these are."""
-    top = 8 * words.itemsize - 1
+    top = 8 * item_bytes(words) - 1
     for c in range(columns):
         sums[c] = np.uint32(0)
     count = np.int64(0)
@@ -317,7 +317,7 @@ def count(
 ) -> None:
     """As `count_symbols`, with a scale for so many rows in turn."""
     low, fraction, field_bits, signed = geometry[0], geometry[1], geometry[2], geometry[3]
-    top_bit, down_by = np.uint64(8 * words.itemsize - 1), np.uint64(low)
+    top_bit, down_by = np.uint64(8 * item_bytes(words) - 1), np.uint64(low)
     bins = counts.shape[1]
     flat = counts.reshape(-1)
     for k in range(flat.size):

@@ -13,7 +13,7 @@ import numpy as np
 
 from operators.kernels.bits import unpack_any, unpack_u16
 from operators.kernels.jit import inlined
-from operators.kernels.memory import copy_bytes, load_u16, load_u64
+from operators.kernels.memory import copy_bytes, item_bytes, load_u16, load_u64
 from operators.kernels.scales import SYMBOLS, TILE_ROWS
 from operators.kernels.tile_heads import take_frequencies
 from operators.kernels.tile_plans import take_plan
@@ -174,12 +174,12 @@ def put_rest(payload: Any, at: Any, numbers: Any, lows: Any, words: Any) -> None
     """Set the last words, which are stored as they are from byte `at` on."""
     n = numbers[REST_WORDS]
     for i in range(words.size - n, words.size):
-        if words.itemsize == 1:
+        if item_bytes(words) == 1:
             words[i] = payload[at]
             at += 1
         else:
             word = np.uint32(load_u16(payload, np.uint64(at)))
-            if words.itemsize == 4:
+            if item_bytes(words) == 4:
                 word = np.uint32(np.uint32(word << np.uint32(16)) | np.uint32(load_u16(lows, np.uint64(2 * i))))
             words[i] = words.dtype.type(word)
             at += 2
@@ -242,7 +242,7 @@ def decode_payload(
     n_head, tables, states_at = take_tables(payload[HEAD_BYTES:], contexts, numbers[N_TABLES], scratch)
     if n_head < 0:
         return NO_TABLES, np.int64(0), np.int64(0)
-    sections = sections_of(payload, numbers, n_head, 1 if words.itemsize == 1 else 2)
+    sections = sections_of(payload, numbers, n_head, 1 if item_bytes(words) == 1 else 2)
     if sections.stream_at > payload.size:
         return TOO_SHORT, sections.stream_at, np.int64(0)
     if not has_escapes and not take_escapes(payload, sections, numbers, scratch):

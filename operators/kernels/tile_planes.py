@@ -16,7 +16,7 @@ import numpy as np
 
 from operators.kernels.jit import inlined
 from operators.kernels.lanes import both, down, up
-from operators.kernels.memory import copy_bytes, load_u16, load_u64, store_u64
+from operators.kernels.memory import copy_bytes, item_bytes, load_u16, load_u64, store_u64
 from operators.kernels.tile_memory import SIDE, columns_to_rows, fetch_to_read, fetch_to_write, rows_to_columns
 
 ROWS = 64
@@ -124,19 +124,19 @@ def set_flips(flips: Any, width_bits: Any, out: Any) -> None:
 @inlined
 def top_bit_of(words: Any) -> Any:
     """Return the number of the top bit of what of words is decoded: of 32 bits that is the upper half."""
-    return 7 if words.itemsize == 1 else 15
+    return 7 if item_bytes(words) == 1 else 15
 
 
 @inlined
 def coded_of(words: Any, i: Any) -> Any:
     """Return what of word `i` is decoded."""
-    return np.uint16(np.uint32(words[i]) >> np.uint32(16) if words.itemsize == 4 else np.uint32(words[i]))
+    return np.uint16(np.uint32(words[i]) >> np.uint32(16) if item_bytes(words) == 4 else np.uint32(words[i]))
 
 
 @inlined
 def put_coded(words: Any, lows: Any, i: Any, coded: Any) -> None:
     """Set word `i` from what is decoded of it, and from the bytes of all lower halves."""
-    if words.itemsize == 4:
+    if item_bytes(words) == 4:
         low = np.uint32(load_u16(lows, np.uint64(i) * np.uint64(2)))
         words[i] = words.dtype.type(np.uint32(np.uint32(coded) << np.uint32(16)) | low)
     else:
@@ -155,7 +155,7 @@ def _word(words: Any, i: Any, scratch: Any, flip: Any, turned: Any, low_bits: An
     """Return word `i` in two bytes, where `turned` with what is flipped at `flip`, sign and field turned."""
     word = np.uint16(words[i])
     if turned:
-        word = _turned(np.uint16(word ^ load_u16(scratch, flip)), low_bits, 8 * words.itemsize - 1)
+        word = _turned(np.uint16(word ^ load_u16(scratch, flip)), low_bits, 8 * item_bytes(words) - 1)
     return word
 
 
@@ -231,6 +231,20 @@ def _row_ahead(rows: Any, tile: Any, j: Any, c: Any, columns: Any) -> Any:
 
 
 @inlined
+def _merge_rows(
+    scratch: Any, flips: Any, turned: Any, tops: Any, view: Any, low_at: Any, wide: Any, words: Any, lows: Any,
+    columns: Any, rows: Any, tile: Any, c: Any, n: Any,
+) -> None:  # fmt: skip
+    """Set the rows of a block at column `c`. One kind of rows a loop: of several in one none would be vectors."""
+    for j in range(ROWS):
+        ahead = item_bytes(words) * _row_ahead(rows, tile, j, c, columns)
+        for byte in range(0, BLOCK * item_bytes(words), 64):
+            fetch_to_write(words, ahead + byte)
+        first = np.int64(rows[ROWS * tile + j]) * columns + c
+        _merge_row(scratch, flips, turned, tops, view, low_at + j * columns, wide, words, lows, first, j, n)
+
+
+@inlined
 def _pack_part(scratch: Any, bit: Any, width: Any, n_columns: Any, raw: Any, to: Any, columns: Any) -> None:
     """Pack bits `bit` to ``bit + width`` of the raw plane, of 8 / width rows into each byte, to rows of `raw`."""
     mask = ((np.uint64(1) << np.uint64(width)) - np.uint64(1)) * EACH
@@ -275,7 +289,7 @@ def split_tile(
     mask = np.uint16((np.int64(1) << geometry[2]) - 1)
     low_mask = np.uint16((np.int64(1) << low_bits) - 1)
     sign = np.uint16(np.int64(1) << low_bits) if signed else np.uint16(0)
-    view = low_bits, mask, low_mask, 8 * words.itemsize - 1 - low_bits, sign
+    view = low_bits, mask, low_mask, 8 * item_bytes(words) - 1 - low_bits, sign
     is_wide = raw_bits & 8
     raw_at = 8 * raw_bits * columns * tile
     for c in range(0, columns, BLOCK):
@@ -283,8 +297,8 @@ def split_tile(
         n = np.uint64(n_columns)
         tops, flips = _COLUMNS + 2 * c, _COLUMNS + 2 * (columns + c)
         for j in range(ROWS):
-            ahead = words.itemsize * _row_ahead(rows, tile, j, c, columns)
-            for byte in range(0, BLOCK * words.itemsize, 64):
+            ahead = item_bytes(words) * _row_ahead(rows, tile, j, c, columns)
+            for byte in range(0, BLOCK * item_bytes(words), 64):
                 fetch_to_read(words, ahead + byte)
             if j < 8 * raw_bits:
                 for byte in range(0, n_columns, 64):
@@ -344,20 +358,16 @@ def merge_tile(
                 _unpack_part(scratch, bit, width, n_columns, start, columns)
                 bit += width
                 start += 8 * width * columns
-        for j in range(ROWS):
-            ahead = words.itemsize * _row_ahead(rows, tile, j, c, columns)
-            for byte in range(0, BLOCK * words.itemsize, 64):
-                fetch_to_write(words, ahead + byte)
-            first, low = np.int64(rows[ROWS * tile + j]) * columns + c, block_at + j * columns + c
-            if is_wide:
-                if signed == 2:
-                    _merge_row(scratch, flips, True, tops, view, low, True, words, lows, first, j, n)
-                else:
-                    _merge_row(scratch, flips, False, tops, view, low, True, words, lows, first, j, n)
-            elif signed == 2:
-                _merge_row(scratch, flips, True, tops, view, low, False, words, lows, first, j, n)
+        low_at = block_at + c
+        if is_wide:
+            if signed == 2:
+                _merge_rows(scratch, flips, True, tops, view, low_at, True, words, lows, columns, rows, tile, c, n)
             else:
-                _merge_row(scratch, flips, False, tops, view, low, False, words, lows, first, j, n)
+                _merge_rows(scratch, flips, False, tops, view, low_at, True, words, lows, columns, rows, tile, c, n)
+        elif signed == 2:
+            _merge_rows(scratch, flips, True, tops, view, low_at, False, words, lows, columns, rows, tile, c, n)
+        else:
+            _merge_rows(scratch, flips, False, tops, view, low_at, False, words, lows, columns, rows, tile, c, n)
 
 
 @inlined

@@ -1,5 +1,7 @@
 """rANS over tiles for any machine: symbols by `operators.kernels.tile_planes`, coded a vector of 64 lanes at a time.
 
+Where the CPU has AVX2 the steps of `operators.kernels.rans_avx2` do for a vector what the plain ones here do.
+
 The bytes are those of `operators.literals.scaled`. Lane j of a group codes row j of its vectors; all lanes share
 one stream. Source: Duda, Asymmetric numeral systems, 2013; Giesen, Interleaved entropy coders, 2014.
 """
@@ -14,7 +16,8 @@ from numpy.typing import NDArray
 
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.lanes import pick
-from operators.kernels.memory import copy_bytes, load_u16, load_u64, store_u16
+from operators.kernels.memory import copy_bytes, item_bytes, load_u16, load_u64, store_u16
+from operators.kernels.rans_avx2 import HAS_AVX2, put_vector, take_vector
 from operators.kernels.tile_payloads import decode_payload, lane_tables
 from operators.kernels.tile_planes import (
     BIT_7,
@@ -142,15 +145,22 @@ def _put(symbol: Any, entries: Any, first: Any, states: Any, lane: Any, stream: 
 
 
 @inlined
-def _put_vector(
-    scratch: Any, symbols: Any, entries: Any, first: Any, states: Any, lane: Any, stream: Any, at: Any
-) -> Any:
-    """Encode the 64 symbols of a column, the last first; return where the stream starts, and 0 without escapes."""
+def _outside_vector(scratch: Any, symbols: Any, entries: Any, first: Any) -> Any:
+    """Return 0 where all 64 symbols of a column are in the range of its table: then none of them is an escape."""
     low, high = entries[first + np.uint64(128)], entries[first + np.uint64(129)]
     bits = np.uint64(0)
+    for g in range(8):
+        bits |= outside(load_u64(scratch, np.uint64(symbols + 8 * g)), low, high)
+    return bits & BIT_7
+
+
+@inlined
+def _put_vector_plain(
+    scratch: Any, symbols: Any, entries: Any, first: Any, states: Any, lane: Any, stream: Any, at: Any
+) -> Any:
+    """Encode the 64 symbols of a column, the last first; return the byte where the stream starts."""
     for g in range(7, -1, -1):
         eight = load_u64(scratch, np.uint64(symbols + 8 * g))
-        bits |= outside(eight, low, high)
         j = lane + np.uint64(8 * g)
         at = _put(eight >> np.uint64(56), entries, first, states, j + np.uint64(7), stream, at)
         at = _put(eight >> np.uint64(48), entries, first, states, j + np.uint64(6), stream, at)
@@ -160,7 +170,10 @@ def _put_vector(
         at = _put(eight >> np.uint64(16), entries, first, states, j + np.uint64(2), stream, at)
         at = _put(eight >> np.uint64(8), entries, first, states, j + np.uint64(1), stream, at)
         at = _put(eight, entries, first, states, j, stream, at)
-    return at, bits & BIT_7
+    return at
+
+
+_put_vector = put_vector if HAS_AVX2 else _put_vector_plain
 
 
 @kernel("raw", "stream", "states", "escapes", "scratch")
@@ -220,7 +233,7 @@ def encode_tiles(
     """
     tops, flipped, places, _, pair_tables, symbols_at = areas(scratch, columns)
     entries = tables.reshape(-1).view(np.uint64)
-    top_bit = 8 * words.itemsize - 1
+    top_bit = 8 * item_bytes(words) - 1
     set_flips(flips, top_bit + 1, flipped)
     block_bytes = 8 * (geometry[0] + (1 if geometry[3] else 0)) * columns
     for v in range(columns):
@@ -247,8 +260,8 @@ def encode_tiles(
             escape_row = entries[first + np.uint64(2 * ESCAPE + 1)]
             symbols = np.int64(places[column])
             lane = np.uint64(last_group if v & 1 else 0)
-            below, escaped = _put_vector(scratch, symbols, entries, first, states, lane, stream, below)
-            if escaped:
+            below = _put_vector(scratch, symbols, entries, first, states, lane, stream, below)
+            if _outside_vector(scratch, symbols, entries, first):
                 for j in range(ROWS - 1, -1, -1):
                     symbol = np.uint64(scratch[symbols + j])
                     if entries[first + np.uint64(2) * symbol + np.uint64(1)] == escape_row:
@@ -271,10 +284,10 @@ def _take(payload: Any, at: Any, entries: Any, first: Any, states: Any, lane: An
 
 
 @inlined
-def _take_vector(
+def _take_vector_plain(
     payload: Any, at: Any, entries: Any, first: Any, states: Any, lane: Any, scratch: Any, symbols: Any
 ) -> Any:
-    """Decode the 64 symbols of a column; return the byte after the bits that came in, and bit 6 of escapes."""
+    """Decode the 64 symbols of a column; return the byte after the bits that came in, and 0 without escapes."""
     escaped = np.uint64(0)
     for g in range(8):
         to = np.uint64(symbols + 8 * g)
@@ -284,6 +297,9 @@ def _take_vector(
             entry, at = _take(payload, at, entries, first, states, j + i, scratch, to + i)
             escaped |= entry
     return at, escaped & np.uint64(_ESCAPED)
+
+
+_take_vector = take_vector if HAS_AVX2 else _take_vector_plain
 
 
 @inlined

@@ -21,7 +21,7 @@ from operators.kernels.huffman import (
     encoding_table,
 )
 from operators.kernels.jit import inlined, kernel
-from operators.kernels.memory import copy_bytes, load_u64, store_u64
+from operators.kernels.memory import copy_bytes, item_bytes, load_u64, store_u64
 from operators.kernels.tile_heads import take_lengths
 from operators.kernels.tile_payloads import after, decode_payload
 from operators.kernels.tile_planes import (
@@ -258,7 +258,7 @@ def encode_tiles(
         have no room for a whole column that may have some.
     """
     tops, flipped, places, _, pair_tables, by_table = areas(scratch, columns)
-    top_bit = 8 * words.itemsize - 1
+    top_bit = 8 * item_bytes(words) - 1
     set_flips(flips, top_bit + 1, flipped)
     codes = tables.reshape(-1).view(np.uint64)
     starts, following = np.empty(_MAX_TABLES + 1, np.int64), np.empty(_MAX_TABLES + 1, np.int64)
