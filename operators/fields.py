@@ -23,7 +23,7 @@ from operators.errors import ArchiveError
 from operators.kernels import steps as kernels
 from operators.kernels.leaves import MIDDLE_BITS, NARROW_BITS, UNDECIDED
 from operators.kernels.steps import COLUMNS, CUT, CUT_SOME, LEAF, LEFT, OTHER_LEAF, ROOT, SLACK_WORDS
-from operators.limits import SEGMENT_BYTES
+from operators.limits import RECORD_BYTES, SEGMENT_BYTES
 from operators.literals.huffman import all_streams_of
 from operators.literals.profile import LARGE_WORDS, RANS_GAIN
 from operators.literals.rans import lanes_of
@@ -460,7 +460,7 @@ def execute_small(
     Parameters as for `operators.run.execute`. That one reads everything, and says what is wrong with a record.
     """
     buffer = memoryview(record)
-    head_bytes = _head_bytes(buffer)
+    head_bytes = _head_bytes(buffer) if len(buffer) <= RECORD_BYTES else 0
     steps = _read_steps(bytes(buffer[:head_bytes])) if head_bytes else None
     if steps is None:
         return None

@@ -180,6 +180,17 @@ def test_encodings_that_are_chosen_are_checked(is_general: bool, monkeypatch: py
         encode(program, words)
 
 
+@pytest.mark.parametrize("is_general", [False, True])
+def test_records_beyond_the_limit_are_refused(is_general: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = np.arange(900, dtype=np.uint16)
+    written = encode(parse("lit"), words)
+    assert written is not None
+    for module in (limits, operators.fields):
+        monkeypatch.setattr(module, "RECORD_BYTES", len(written.record) - 1)
+    with general_path() if is_general else nullcontext(), pytest.raises(LimitError, match="record"):
+        execute(written.record)
+
+
 def test_programs_are_counted_together_as_one_by_one() -> None:
     words = (np.random.default_rng(1).standard_normal(900).astype("<f4").view("<u4") >> 16).astype("<u2")
     texts = (
