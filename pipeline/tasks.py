@@ -160,8 +160,11 @@ class TaskWorker:
         finally:
             self._idle.append(desk)
 
-    def _work(self, task: Task, desk: _Desk, *, may_book: bool = True) -> Receipt:
-        """Store a task, without codebooks where they do not pay; nobody uses its desk any more after this."""
+    def _work(self, task: Task, desk: _Desk, *, may_book: bool = True, alarms: tuple[str, ...] = ()) -> Receipt:
+        """Store a task, without codebooks where they do not pay; nobody uses its desk any more after this.
+
+        `alarms` are those of an attempt before it: what failed once is told even where it does not fail again.
+        """
         failures: dict[str, ArchiveError] = {}
         with (
             PackSpool(self._archive, self._scratch_dir, desk.records) as pack,
@@ -178,9 +181,9 @@ class TaskWorker:
                 if any(row.pack is None for row in rows):
                     with timed("store"):
                         self._archive.put(pack_key(digest), pack.whole)
+        alarms = tuple(dict.fromkeys((*alarms, *desk.encoder.alarms)))
         if not pays:
-            return self._work(task, desk, may_book=False)
-        alarms = tuple(desk.encoder.alarms)
+            return self._work(task, desk, may_book=False, alarms=alarms)
         rows = [
             row
             if row.pack is not None

@@ -258,6 +258,36 @@ def test_records_that_do_not_restore_are_replaced_in_the_pack(
         assert digest_of(record) == row.stored_digest
 
 
+def test_what_failed_once_is_told_where_the_pack_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Codebooks that do not pay are left out, and nothing fails the second time."""
+    monkeypatch.setattr(carried, "LEAST_GAIN_BYTES", -50)  # records that are no smaller seem to be worth a book
+
+    def booked(encoder: Encoder, row: Row, data: memoryview, plain: Encoded) -> tuple[Encoded, Book]:
+        return plain, Book(8, 0, b"\2\2\2", 2)
+
+    restores, failed = Encoder._restores, list[str]()
+
+    def sabotaged(encoder: Encoder, record: Bytes, data: memoryview, *options: Any, **memory: Any) -> bool:
+        assert restores(encoder, record, data, *options, **memory)
+        failed.append("once")
+        return len(failed) > 1
+
+    monkeypatch.setattr(Encoder, "booked", booked)
+    monkeypatch.setattr(Encoder, "_restores", sabotaged)
+    work, works = TaskWorker._work, list[str]()
+
+    def counted(*arguments: Any, **options: Any) -> tasks.Receipt:
+        works.append("once")
+        return work(*arguments, **options)
+
+    monkeypatch.setattr(TaskWorker, "_work", counted)
+    source = MemoryStore({"a": b"".join(noise(i, 1000) for i in range(4))})
+    [task] = make_plan([source.head("a")], [opaque.layout(4000, 1000)]).tasks
+    receipt = TaskWorker(source, MemoryStore(), "run", new_encoder, str(tmp_path))(task)
+    assert len(works) == 2
+    assert receipt.alarms == ("a@0",)
+
+
 def test_a_task_leaves_no_memory_to_the_collector(tmp_path: Path) -> None:
     """It looks seldom: what waits for it adds up, record by record. In a process that has run nothing else."""
     code = "import sys; from tests.pipeline.test_tasks import leftovers; print(*map(leftovers, sys.argv[1:]))"
