@@ -20,7 +20,7 @@ from operators.words import Bytes
 
 FORMAT_VERSION = 0
 """Version of record and pack; 0 is not frozen yet."""
-WRITER_REVISION = 7
+WRITER_REVISION = 8
 """Grows whenever the same input and recipe may give other bytes; part of the recipe's digest."""
 RECORD_MAGIC = b"BRVr"
 PACK_MAGIC = b"BRVP"
