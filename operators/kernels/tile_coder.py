@@ -1,4 +1,4 @@
-"""The coder of tiles for this CPU: AVX-512 where it has that, portable code otherwise; the bytes are the same."""
+"""The coder of tiles for this CPU: AVX-512 where it has that, else code for any CPU, with AVX2 if there; same bytes."""
 
 from __future__ import annotations
 
