@@ -3,7 +3,8 @@
 A lane that is to take a word of the stream takes that of its rank among such lanes: a table has the order of the
 words for each set of eight lanes. Source: Giesen, Interleaved entropy coders, 2014, section 5.
 
-Everything here is compiled into a kernel and never called from Python; `HAS_AVX2` says whether it may be.
+Everything here is compiled into a kernel and never called from Python; `operators.kernels.vectors.HAS_AVX2`
+says whether it may be. The bytes are the same either way.
 """
 
 # numba calls what lowers an instruction with arguments that most of them have no use for.
@@ -15,23 +16,23 @@ from typing import Any
 
 from operators.kernels.jit import JIT
 
-HAS_AVX2 = False
-"""Whether the steps may be used here; otherwise kernels do without. Same bytes either way."""
+BITS = 12
+"""Frequencies of a table add up to 2 to the power of this."""
+LOWEST = 1 << 16
+"""A state lies from here to 2**32; every lane ends here plus its seed."""
+ESCAPED = 64
+"""Bit of the entry of a slot whose symbol is an escape."""
 put_vector: Any = None
 take_vector: Any = None
-BITS, LOWEST_BITS, ESCAPED = 12, 16, 64
-"""As in `operators.kernels.tiles`: of frequencies, of the lowest state, of an entry whose symbol is an escape."""
 _EIGHT, _LANES = 8, 64
 
 if JIT:
     from llvmlite import ir
     from numba import types
     from numba.core import cgutils
-    from numba.core.registry import cpu_target
     from numba.extending import intrinsic
 
-    # What numba compiles for, which is the host unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say otherwise.
-    HAS_AVX2 = "+avx2" in cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+    from operators.kernels.tile_memory import data_of
 
     _BYTE, _DWORD, _QUAD = ir.IntType(8), ir.IntType(32), ir.IntType(64)
     _BYTES, _WORDS = ir.VectorType(_BYTE, _EIGHT), ir.VectorType(ir.IntType(16), _EIGHT)
@@ -68,11 +69,15 @@ if JIT:
     def _all(kind: Any, number: int) -> Any:
         return ir.Constant(kind, [number] * kind.count)
 
-    def _data(context: Any, builder: Any, kind: Any, array: Any) -> Any:
-        return builder.bitcast(context.make_array(kind)(context, builder, array).data, _BYTE.as_pointer())
+    def _arrays(context: Any, builder: Any, signature: Any, args: Any) -> list[Any]:
+        """Return where the arrays of a step begin, which stand in turn with its numbers."""
+        return [data_of(context, builder, *each) for each in zip(signature.args[::2], args[::2], strict=True)]
 
     def _at(builder: Any, data: Any, byte: Any, kind: Any) -> Any:
         return builder.bitcast(builder.gep(data, [byte]), kind.as_pointer())
+
+    def _states_at(builder: Any, states: Any, lane: Any, g: int) -> Any:
+        return _at(builder, states, builder.shl(builder.add(lane, _QUAD(g)), _QUAD(2)), _DWORDS)
 
     def _gathered(builder: Any, table: Any, places: Any) -> Any:
         """Return eight numbers of 32 bits at places of a table."""
@@ -94,15 +99,13 @@ if JIT:
         word = types.uint64
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            kinds = signature.args
-            payload, entries = (_data(context, builder, kinds[i], args[i]) for i in (0, 2))
-            states, scratch = (_data(context, builder, kinds[i], args[i]) for i in (4, 6))
-            at, lane, symbols = args[1], args[5], args[7]
-            table = builder.gep(entries, [builder.shl(args[3], _QUAD(2))])
+            payload, entries, states, scratch = _arrays(context, builder, signature, args)
+            at, first, lane, symbols = args[1::2]
+            table = builder.gep(entries, [builder.shl(first, _QUAD(2))])
             orders = _orders(builder, "ranks", _ranks)
             all_entries = _all(_DWORDS, 0)
             for g in range(0, _LANES, _EIGHT):
-                state_at = _at(builder, states, builder.shl(builder.add(lane, _QUAD(g)), _QUAD(2)), _DWORDS)
+                state_at = _states_at(builder, states, lane, g)
                 x = builder.load(state_at, align=4)
                 slots = builder.and_(x, _all(_DWORDS, (1 << BITS) - 1))
                 entry = _gathered(builder, table, slots)
@@ -110,7 +113,7 @@ if JIT:
                 place = builder.and_(builder.lshr(entry, _all(_DWORDS, 8)), _all(_DWORDS, (1 << BITS) - 1))
                 frequency = builder.lshr(entry, _all(_DWORDS, 20))
                 x = builder.add(builder.mul(frequency, builder.lshr(x, _all(_DWORDS, BITS))), place)
-                is_empty = builder.icmp_unsigned("<", x, _all(_DWORDS, 1 << LOWEST_BITS))
+                is_empty = builder.icmp_unsigned("<", x, _all(_DWORDS, LOWEST))
                 chosen = builder.bitcast(is_empty, _BYTE)
                 words = builder.zext(builder.load(_at(builder, payload, at, _WORDS), align=1), _DWORDS)
                 refilled = builder.or_(builder.shl(x, _all(_DWORDS, 16)), _ordered(builder, orders, chosen, words))
@@ -135,14 +138,12 @@ if JIT:
         word = types.uint64
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            kinds = signature.args
-            scratch, entries = (_data(context, builder, kinds[i], args[i]) for i in (0, 2))
-            states, stream = (_data(context, builder, kinds[i], args[i]) for i in (4, 6))
-            symbols, lane, at = args[1], args[5], args[7]
-            rows = builder.gep(entries, [builder.shl(args[3], _QUAD(3))])
+            scratch, entries, states, stream = _arrays(context, builder, signature, args)
+            symbols, first, lane, at = args[1::2]
+            rows = builder.gep(entries, [builder.shl(first, _QUAD(3))])
             orders = _orders(builder, "last", _last)
             for g in range(_LANES - _EIGHT, -1, -_EIGHT):
-                state_at = _at(builder, states, builder.shl(builder.add(lane, _QUAD(g)), _QUAD(2)), _DWORDS)
+                state_at = _states_at(builder, states, lane, g)
                 x = builder.load(state_at, align=4)
                 fours = []
                 for start in (g, g + 4):

@@ -24,7 +24,8 @@ if JIT:
         for half in (0, 8)
     ]
 
-    def _data(context: Any, builder: Any, kind: Any, array: Any) -> Any:
+    def data_of(context: Any, builder: Any, kind: Any, array: Any) -> Any:
+        """Return the address of the first byte of an array."""
         return builder.bitcast(context.make_array(kind)(context, builder, array).data, _BYTE.as_pointer())
 
     def _transposing(from_rows: bool) -> Any:
@@ -34,7 +35,7 @@ if JIT:
         ) -> Any:  # fmt: skip
             def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
                 scratch, rows, step, places, first, offset = args
-                data = _data(context, builder, signature.args[0], scratch)
+                data = data_of(context, builder, signature.args[0], scratch)
                 listed = context.make_array(signature.args[3])(context, builder, places).data
 
                 def row(i: int) -> Any:
@@ -65,7 +66,7 @@ if JIT:
         @intrinsic
         def fetch(typing: Any, array: Any, offset: Any) -> Any:  # noqa: ARG001
             def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-                pointer = builder.gep(_data(context, builder, signature.args[0], args[0]), [args[1]])
+                pointer = builder.gep(data_of(context, builder, signature.args[0], args[0]), [args[1]])
                 number = ir.IntType(32)
                 kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
                 function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")

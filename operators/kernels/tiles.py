@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from operators.kernels.jit import inlined, kernel
 from operators.kernels.lanes import pick
 from operators.kernels.memory import copy_bytes, item_bytes, load_u16, load_u64, store_u16
-from operators.kernels.rans_avx2 import HAS_AVX2, put_vector, take_vector
+from operators.kernels.rans_avx2 import BITS, ESCAPED, LOWEST, put_vector, take_vector
 from operators.kernels.tile_payloads import decode_payload, lane_tables
 from operators.kernels.tile_planes import (
     BIT_7,
@@ -39,11 +39,8 @@ from operators.kernels.tile_planes import (
     top_bit_of,
     with_field,
 )
+from operators.kernels.vectors import HAS_AVX2
 
-BITS = 12
-"""Frequencies of a table add up to 2 to the power of this."""
-LOWEST = 1 << 16
-"""A state lies from here to 2**32; every lane ends here plus its seed."""
 LANES = 64
 PAIR_BYTES, PAIR_ESCAPES = 4 * LANES, 2 * LANES
 """Room that a pair of columns must have, whether it needs it or not: giving up must not depend on the machine."""
@@ -51,7 +48,6 @@ ENCODER_BYTES = 16 * 65
 """Of a table: for each symbol a reciprocal and a row as in `operators.kernels.rans`, then the range of live symbols."""
 DECODER_BYTES = 4 << BITS
 """Of a table: for each slot ``symbol | escaped << 6 | place << 8 | frequency << 20``."""
-_ESCAPED = 64
 _ENTRIES = ENCODER_BYTES // 8
 SCRATCH_BYTES = FIXED_BYTES
 SCRATCH_BYTES_PER_COLUMN = COLUMN_BYTES + ROWS + BLOCK_COLUMN_BYTES
@@ -118,7 +114,7 @@ def decoder_tables(frequencies: NDArray[np.uint16], out: NDArray[np.uint8]) -> N
             f = np.int64(frequencies[table, symbol])
             for place in range(f):
                 entries[slot] = (
-                    np.uint32(symbol | f << 20) | np.uint32(place << 8) | np.uint32(_ESCAPED if symbol == ESCAPE else 0)
+                    np.uint32(symbol | f << 20) | np.uint32(place << 8) | np.uint32(ESCAPED if symbol == ESCAPE else 0)
                 )
                 slot += 1
 
@@ -296,7 +292,7 @@ def _take_vector_plain(
             i = np.uint64(k)
             entry, at = _take(payload, at, entries, first, states, j + i, scratch, to + i)
             escaped |= entry
-    return at, escaped & np.uint64(_ESCAPED)
+    return at, escaped & np.uint64(ESCAPED)
 
 
 _take_vector = take_vector if HAS_AVX2 else _take_vector_plain
@@ -320,7 +316,7 @@ def _take_vector_at_end(
         states[lane + np.uint64(j)] = np.uint32(x)
         scratch[symbols + j] = np.uint8(entry & np.uint64(127))
         escaped |= entry
-    return at, escaped & np.uint64(_ESCAPED)
+    return at, escaped & np.uint64(ESCAPED)
 
 
 @inlined
@@ -429,7 +425,7 @@ def decode_tiles(
             column = np.int64(listed[k])
             symbols = np.int64(places[column])
             for j in range(ROWS):
-                if scratch[symbols + j] & _ESCAPED:
+                if scratch[symbols + j] & ESCAPED:
                     if n_escapes == escapes.size:
                         return -1, n_escapes
                     here = np.int64(of_tile[j]) * columns + column

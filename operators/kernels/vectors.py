@@ -40,6 +40,8 @@ _NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512vbmi", "avx512vbmi2", "bmi2
 _features = set(cpu_target.target_context.codegen().magic_tuple()[2].split(",")) if JIT else set()
 HAS_AVX512: bool = all(f"+{name}" in _features for name in _NEEDED)
 """Whether kernels are compiled here, for a processor that has these instructions."""
+HAS_AVX2: bool = "+avx2" in _features
+"""The same of those that `operators.kernels.rans_avx2` needs."""
 
 
 class Vector(types.Type):  # type: ignore[misc]

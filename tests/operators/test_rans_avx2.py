@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from operators.kernels import rans_avx2, tiles
 from operators.kernels.jit import kernel
+from operators.kernels.vectors import HAS_AVX2
 
-pytestmark = pytest.mark.skipif(not rans_avx2.HAS_AVX2, reason="needs a CPU with AVX2, and compiled kernels")
+pytestmark = pytest.mark.skipif(not HAS_AVX2, reason="needs a CPU with AVX2, and compiled kernels")
 put_plain, put_vector = tiles._put_vector_plain, rans_avx2.put_vector
 take_plain, take_vector = tiles._take_vector_plain, rans_avx2.take_vector
 GUARD = 0xA5
@@ -19,47 +20,35 @@ ROOM = 2 * tiles.LANES
 
 
 @kernel("states", "stream")
-def _put_plain(
-    symbols: NDArray[np.uint8], entries: NDArray[np.uint64], states: NDArray[np.uint32], stream: NDArray[np.uint8]
-) -> Any:
-    return np.int64(
-        put_plain(symbols, np.int64(0), entries, np.uint64(0), states, np.uint64(0), stream, np.uint64(stream.size))
-    )
-
-
-@kernel("states", "stream")
 def _put(
-    symbols: NDArray[np.uint8], entries: NDArray[np.uint64], states: NDArray[np.uint32], stream: NDArray[np.uint8]
-) -> Any:
-    return np.int64(
-        put_vector(symbols, np.int64(0), entries, np.uint64(0), states, np.uint64(0), stream, np.uint64(stream.size))
-    )
-
-
-@kernel("states", "scratch")
-def _take_plain(
-    payload: NDArray[np.uint8],
-    entries: NDArray[np.uint32],
+    is_plain: bool,
+    symbols: NDArray[np.uint8],
+    entries: NDArray[np.uint64],
     states: NDArray[np.uint32],
-    scratch: NDArray[np.uint8],
+    stream: NDArray[np.uint8],
 ) -> Any:
-    at, escaped = take_plain(
-        payload, np.uint64(0), entries, np.uint64(0), states, np.uint64(0), scratch, np.int64(tiles.LANES)
-    )
-    return np.int64(at), escaped != np.uint64(0)
+    first, none, at = np.uint64(0), np.int64(0), np.uint64(stream.size)
+    if is_plain:
+        at = put_plain(symbols, none, entries, first, states, first, stream, at)
+    else:
+        at = put_vector(symbols, none, entries, first, states, first, stream, at)
+    return np.int64(at)
 
 
 @kernel("states", "scratch")
 def _take(
+    is_plain: bool,
     payload: NDArray[np.uint8],
     entries: NDArray[np.uint32],
     states: NDArray[np.uint32],
     scratch: NDArray[np.uint8],
 ) -> Any:
-    at, escaped = take_vector(
-        payload, np.uint64(0), entries, np.uint64(0), states, np.uint64(0), scratch, np.int64(tiles.LANES)
-    )
-    return np.int64(at), escaped != np.uint64(0)
+    first, to = np.uint64(0), np.int64(tiles.LANES)
+    if is_plain:
+        at, escaped = take_plain(payload, first, entries, first, states, first, scratch, to)
+    else:
+        at, escaped = take_vector(payload, first, entries, first, states, first, scratch, to)
+    return np.int64(at), escaped != first
 
 
 def _frequencies(rng: np.random.Generator, spread: float) -> NDArray[np.uint16]:
@@ -77,8 +66,8 @@ def _frequencies(rng: np.random.Generator, spread: float) -> NDArray[np.uint16]:
 def _just_full(slots: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Return states that become the lowest one when a symbol is taken."""
     frequency, place = slots >> 20, slots >> 8 & 0xFFF
-    chosen = np.flatnonzero(place == tiles.LOWEST % np.maximum(frequency, 1))
-    return ((tiles.LOWEST - place[chosen]) // frequency[chosen] << tiles.BITS | chosen).astype(np.uint32)
+    chosen = np.flatnonzero(place == rans_avx2.LOWEST % np.maximum(frequency, 1))
+    return ((rans_avx2.LOWEST - place[chosen]) // frequency[chosen] << rans_avx2.BITS | chosen).astype(np.uint32)
 
 
 @pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
@@ -90,12 +79,12 @@ def test_symbols_are_put_as_by_the_plain_steps(spread: float) -> None:
         tiles.encoder_tables(frequencies, entries)
         rows = entries.reshape(-1).view(np.uint64)
         symbols = rng.choice(64, 64, p=frequencies[0] / 4096).astype(np.uint8)
-        states = rng.integers(tiles.LOWEST, 1 << 32, 64, np.uint64).astype(np.uint32)
+        states = rng.integers(rans_avx2.LOWEST, 1 << 32, 64, np.uint64).astype(np.uint32)
         states[::4] = np.minimum(frequencies[0, symbols[::4]].astype(np.uint64) << 20, (1 << 32) - 1)  # just full
         whole = np.full(ROOM + 64, GUARD, np.uint8)
         stream, expected, after = whole[64:], np.zeros(ROOM, np.uint8), states.copy()
-        at = _put(symbols, rows, states, stream)
-        assert at == _put_plain(symbols, rows, after, expected)
+        at = _put(False, symbols, rows, states, stream)
+        assert at == _put(True, symbols, rows, after, expected)
         np.testing.assert_array_equal(states, after)
         np.testing.assert_array_equal(stream[at:], expected[at:])
         assert (whole[:64] == GUARD).all()
@@ -110,13 +99,15 @@ def test_symbols_are_taken_as_by_the_plain_steps(spread: float) -> None:
         tiles.decoder_tables(_frequencies(rng, spread), entries)
         slots = entries.reshape(-1).view(np.uint32)
         # A broken stream has any states.
-        states = rng.integers(rng.choice([0, tiles.LOWEST]), 1 << rng.integers(17, 33), 64, np.uint64).astype(np.uint32)
+        states = rng.integers(rng.choice([0, rans_avx2.LOWEST]), 1 << rng.integers(17, 33), 64, np.uint64).astype(
+            np.uint32
+        )
         states[::4] = rng.choice(_just_full(slots), 16)
         payload = rng.integers(0, 256, ROOM, np.uint8)
         scratch, after = np.full(3 * tiles.LANES, GUARD, np.uint8), states.copy()
         expected = scratch.copy()
-        taken = _take(payload, slots, states, scratch)
-        assert taken == _take_plain(payload, slots, after, expected)
+        taken = _take(False, payload, slots, states, scratch)
+        assert taken == _take(True, payload, slots, after, expected)
         np.testing.assert_array_equal(states, after)
         np.testing.assert_array_equal(scratch, expected)
         seen.add(taken[1])
@@ -133,9 +124,9 @@ def test_every_frequency_divides_right() -> None:
         tiles.encoder_tables(frequencies, entries)
         multiples = f * np.arange(1, 9, dtype=np.uint64) * np.uint64(((1 << 20) - 1) // 8)
         near = (multiples[:, None] + np.arange(8, dtype=np.uint64) - np.uint64(4)).reshape(-1)
-        states = np.clip(near, tiles.LOWEST, (f << 20) - 1).astype(np.uint32)
+        states = np.clip(near, rans_avx2.LOWEST, (f << 20) - 1).astype(np.uint32)
         start = 4096 - f if f < 2048 else 0  # frequent symbols come first
         expected = (states.astype(np.uint64) // f << 12) + states % f + start
-        _put(symbols, entries.reshape(-1).view(np.uint64), states, np.zeros(ROOM, np.uint8))
+        _put(False, symbols, entries.reshape(-1).view(np.uint64), states, np.zeros(ROOM, np.uint8))
         if f != 2048:
             np.testing.assert_array_equal(states, expected.astype(np.uint32))
