@@ -231,20 +231,6 @@ def _row_ahead(rows: Any, tile: Any, j: Any, c: Any, columns: Any) -> Any:
 
 
 @inlined
-def _merge_rows(
-    scratch: Any, flips: Any, turned: Any, tops: Any, view: Any, low_at: Any, wide: Any, words: Any, lows: Any,
-    columns: Any, rows: Any, tile: Any, c: Any, n: Any,
-) -> None:  # fmt: skip
-    """Set the rows of a block at column `c`. One kind of rows a loop: of several in one none would be vectors."""
-    for j in range(ROWS):
-        ahead = item_bytes(words) * _row_ahead(rows, tile, j, c, columns)
-        for byte in range(0, BLOCK * item_bytes(words), 64):
-            fetch_to_write(words, ahead + byte)
-        first = np.int64(rows[ROWS * tile + j]) * columns + c
-        _merge_row(scratch, flips, turned, tops, view, low_at + j * columns, wide, words, lows, first, j, n)
-
-
-@inlined
 def _pack_part(scratch: Any, bit: Any, width: Any, n_columns: Any, raw: Any, to: Any, columns: Any) -> None:
     """Pack bits `bit` to ``bit + width`` of the raw plane, of 8 / width rows into each byte, to rows of `raw`."""
     mask = ((np.uint64(1) << np.uint64(width)) - np.uint64(1)) * EACH
@@ -358,16 +344,20 @@ def merge_tile(
                 _unpack_part(scratch, bit, width, n_columns, start, columns)
                 bit += width
                 start += 8 * width * columns
-        low_at = block_at + c
-        if is_wide:
-            if signed == 2:
-                _merge_rows(scratch, flips, True, tops, view, low_at, True, words, lows, columns, rows, tile, c, n)
+        for j in range(ROWS):
+            ahead = item_bytes(words) * _row_ahead(rows, tile, j, c, columns)
+            for byte in range(0, BLOCK * item_bytes(words), 64):
+                fetch_to_write(words, ahead + byte)
+            first, low = np.int64(rows[ROWS * tile + j]) * columns + c, block_at + j * columns + c
+            if is_wide:
+                if signed == 2:
+                    _merge_row(scratch, flips, True, tops, view, low, True, words, lows, first, j, n)
+                else:
+                    _merge_row(scratch, flips, False, tops, view, low, True, words, lows, first, j, n)
+            elif signed == 2:
+                _merge_row(scratch, flips, True, tops, view, low, False, words, lows, first, j, n)
             else:
-                _merge_rows(scratch, flips, False, tops, view, low_at, True, words, lows, columns, rows, tile, c, n)
-        elif signed == 2:
-            _merge_rows(scratch, flips, True, tops, view, low_at, False, words, lows, columns, rows, tile, c, n)
-        else:
-            _merge_rows(scratch, flips, False, tops, view, low_at, False, words, lows, columns, rows, tile, c, n)
+                _merge_row(scratch, flips, False, tops, view, low, False, words, lows, first, j, n)
 
 
 @inlined
