@@ -2,7 +2,7 @@
 
 A code of length l is written with its most significant bit first, into bytes filled from the least
 significant bit; so the bits of a canonical code are stored reversed, and a decoder finds the next
-`PRIMARY_BITS` bits of a stream by one unaligned load and a mask.
+bits of a stream, up to `PRIMARY_BITS`, by one unaligned load and a mask.
 
 The decoding table maps these bits to all the whole codes in them, up to 48 bits of words:
 
@@ -32,7 +32,7 @@ from operators.kernels.memory import copy_bytes, item_bytes, load_u64, store_u64
 MAX_LENGTH = 14
 """Bits of the longest code: four of them and 7 more bits fit into 64."""
 PRIMARY_BITS = 12
-"""Bits that index the decoding table."""
+"""Bits that index a decoding table at most: 2 to the power of this is 32 KiB, all of a first-level cache."""
 STREAMS = 4
 """Streams of a block that is split."""
 SPLIT_WORDS = 1 << 12
@@ -280,14 +280,17 @@ def decoding_tables(
         1 or 2: bytes of a word's container.
     single : uint32 array, shape (2**longest,), where no code is longer than `longest` >= `PRIMARY_BITS`
         For each `longest` bits the first code in them, ``symbol << 8 | length``.
-    many : uint64 array, shape (2**PRIMARY_BITS,)
+    many : uint64 array, shape (2**bits,), bits <= PRIMARY_BITS
         As in the module's docstring.
     """
     single_table(symbols, lengths, codes, single)
     most = 6 // word_bytes
     word_bits = np.uint64(8 * word_bytes)
-    for index in range(1 << PRIMARY_BITS):
-        rest, left, n = index, PRIMARY_BITS, 0
+    n_bits = 0
+    while 1 << n_bits < many.size:
+        n_bits += 1
+    for index in range(many.size):
+        rest, left, n = index, n_bits, 0
         entry = np.uint64(0)
         at = np.uint64(0)
         while n < most:
@@ -300,7 +303,7 @@ def decoding_tables(
             n += 1
             rest >>= length
             left -= length
-        many[index] = entry | (np.uint64(PRIMARY_BITS - left | n * word_bytes << 8) << np.uint64(48))
+        many[index] = entry | (np.uint64(n_bits - left | n * word_bytes << 8) << np.uint64(48))
 
 
 @inlined
@@ -404,32 +407,24 @@ def _one(payload: Any, bit: Any, single: Any) -> Any:
 
 
 @inlined
-def _many(payload: Any, bit: Any, many: Any, out: Any, o: Any) -> Any:
-    """Decode up to `_LOOKUPS` look-ups; return 0 where a longer code stopped it, and the bit and byte reached."""
-    mask, half, low = np.uint64((1 << PRIMARY_BITS) - 1), np.uint64(48), np.uint64(63)
-    eight = np.uint64(8)
-    bits = load_u64(payload, bit >> np.uint64(3)) >> (bit & np.uint64(7))
-    at = o << eight  # and below it the bits taken
+def _open(payload: Any, bit: Any, o: Any) -> Any:
+    """Return the next bits of a stream, 57 or more, and what counts: bytes written, above 8 bits for the bits taken."""
+    return load_u64(payload, bit >> np.uint64(3)) >> (bit & np.uint64(7)), o << np.uint64(8)
+
+
+@inlined
+def _look_up(bits: Any, at: Any, many: Any, mask: Any, out: Any) -> Any:
+    """Decode the whole codes of a look-up; return the bits after them, the count, and 0 where there was none."""
     entry = many[bits & mask]
-    store_u64(out, at >> eight, entry)
-    step = entry >> half
-    bits >>= step & low
-    at += step
-    entry = many[bits & mask]
-    store_u64(out, at >> eight, entry)
-    step = entry >> half
-    bits >>= step & low
-    at += step
-    entry = many[bits & mask]
-    store_u64(out, at >> eight, entry)
-    step = entry >> half
-    bits >>= step & low
-    at += step
-    entry = many[bits & mask]
-    store_u64(out, at >> eight, entry)
-    step = entry >> half
-    at += step
-    return step, bit + (at & np.uint64(255)), at >> eight
+    store_u64(out, at >> np.uint64(8), entry)
+    step = entry >> np.uint64(48)
+    return bits >> (step & np.uint64(63)), at + step, step
+
+
+@inlined
+def _close(bit: Any, at: Any) -> Any:
+    """Return the bit and the byte reached."""
+    return bit + (at & np.uint64(255)), at >> np.uint64(8)
 
 
 @inlined
@@ -470,13 +465,18 @@ def _finish(
     end: Any,
 ) -> Any:
     """Decode the rest of a stream; return 0, or -1 unless it ends where it should, with zero bits."""
-    word_bytes = item_bytes(words)
+    word_bytes, mask = item_bytes(words), np.uint64(many.size - 1)
     while True:
         rounds = _rounds(payload, bit, o, end)
         if not rounds:
             break
         for _ in range(rounds):
-            step, bit, o = _many(payload, bit, many, out, o)
+            bits, at = _open(payload, bit, o)
+            bits, at, step = _look_up(bits, at, many, mask, out)
+            bits, at, step = _look_up(bits, at, many, mask, out)
+            bits, at, step = _look_up(bits, at, many, mask, out)
+            bits, at, step = _look_up(bits, at, many, mask, out)
+            bit, o = _close(bit, at)
             if not step:
                 bit, o = _longer(payload, bit, single, words, o)
     stop = np.uint64(8 * end_byte)
@@ -511,7 +511,7 @@ def decode_block(
     """
     if starts.size != STREAMS + 1:
         return _finish(payload, np.uint64(8 * starts[0]), starts[1], many, single, out, words, np.uint64(0), out.size)
-    word_bytes = item_bytes(words)
+    word_bytes, mask = item_bytes(words), np.uint64(many.size - 1)
     step = (words.size + STREAMS - 1) // STREAMS * word_bytes
     pa, pb, pc, pd = (
         np.uint64(8 * starts[0]),
@@ -531,10 +531,31 @@ def decode_block(
         if not rounds:
             break
         for _ in range(rounds):
-            sa, pa, oa = _many(payload, pa, many, out, oa)
-            sb, pb, ob = _many(payload, pb, many, out, ob)
-            sc, pc, oc = _many(payload, pc, many, out, oc)
-            sd, pd, od = _many(payload, pd, many, out, od)
+            # By turns, so that a CPU that looks some hundred steps ahead has all four streams before it.
+            xa, ta = _open(payload, pa, oa)
+            xb, tb = _open(payload, pb, ob)
+            xc, tc = _open(payload, pc, oc)
+            xd, td = _open(payload, pd, od)
+            xa, ta, sa = _look_up(xa, ta, many, mask, out)
+            xb, tb, sb = _look_up(xb, tb, many, mask, out)
+            xc, tc, sc = _look_up(xc, tc, many, mask, out)
+            xd, td, sd = _look_up(xd, td, many, mask, out)
+            xa, ta, sa = _look_up(xa, ta, many, mask, out)
+            xb, tb, sb = _look_up(xb, tb, many, mask, out)
+            xc, tc, sc = _look_up(xc, tc, many, mask, out)
+            xd, td, sd = _look_up(xd, td, many, mask, out)
+            xa, ta, sa = _look_up(xa, ta, many, mask, out)
+            xb, tb, sb = _look_up(xb, tb, many, mask, out)
+            xc, tc, sc = _look_up(xc, tc, many, mask, out)
+            xd, td, sd = _look_up(xd, td, many, mask, out)
+            xa, ta, sa = _look_up(xa, ta, many, mask, out)
+            xb, tb, sb = _look_up(xb, tb, many, mask, out)
+            xc, tc, sc = _look_up(xc, tc, many, mask, out)
+            xd, td, sd = _look_up(xd, td, many, mask, out)
+            pa, oa = _close(pa, ta)
+            pb, ob = _close(pb, tb)
+            pc, oc = _close(pc, tc)
+            pd, od = _close(pd, td)
             if not sa:
                 pa, oa = _longer(payload, pa, single, words, oa)
             if not sb:

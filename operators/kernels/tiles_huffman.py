@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.kernels.huffman import (
-    PRIMARY_BITS,
     STREAMS,
     canonical_codes,
     decode_block,
@@ -46,19 +45,21 @@ from operators.kernels.tile_planes import (
 )
 
 MAX_LENGTH = 12
-"""Bits of the longest code: no look-up ends before the first code does."""
+"""Bits of the longest code."""
 GROUP_COLUMNS = 1 << 13
 """Columns of the tiles of a group, unless one tile has more: its symbols stay in the cache."""
 SIZE_BYTES = 3
 """Of a stream, in the directory of its group."""
 ENCODER_BYTES = 8 * (64 * 64 + 2)
 """Of a table: an entry as of `operators.kernels.huffman` for each two symbols, then the range of those with a code."""
-DECODER_BYTES = 12 << PRIMARY_BITS
+LOOK_UP_BITS = 11
+"""Bits that index the look-ups of a decoder: tables take turns, and smaller ones stay in the cache."""
+DECODER_BYTES = (8 << LOOK_UP_BITS) + (4 << MAX_LENGTH)
 _ENTRIES = ENCODER_BYTES // 8
-_ALL_LOW, _ALL_HIGH = np.uint64(128) * EACH, np.uint64(128 - ESCAPE) * EACH  # all symbols but the escape
+_BIT_6 = np.uint64(ESCAPE + 1) * EACH
 _LOW_6, _LENGTH, _WHOLE_BYTES = np.uint64(63), np.uint64(0xFFFFFFFF), ~np.uint64(7)
 _FIRSTS, _SECONDS = np.uint64(0x003F003F003F003F), np.uint64(0x0FC00FC00FC00FC0)
-_MANY_BYTES = 8 << PRIMARY_BITS
+_MANY_BYTES = 8 << LOOK_UP_BITS
 _MAX_TABLES = 40
 _GROUP_BYTES = ROWS * GROUP_COLUMNS
 SCRATCH_BYTES = FIXED_BYTES + 3 * _GROUP_BYTES + 256
@@ -162,6 +163,21 @@ def _is_outside(scratch: Any, place: Any, low: Any, high: Any) -> Any:
     for g in range(8):
         bits |= outside(load_u64(scratch, np.uint64(place + 8 * g)), low, high)
     return (bits & BIT_7) != np.uint64(0)
+
+
+@inlined
+def _escaped(scratch: Any, place: Any) -> Any:
+    """Return bit 6 of those of the eight symbols at `place` that are escapes, and other bits below."""
+    return load_u64(scratch, np.uint64(place)) + EACH
+
+
+@inlined
+def _has_escape(scratch: Any, place: Any) -> Any:
+    """Return whether one of the 64 symbols at `place` is an escape."""
+    bits = np.uint64(0)
+    for g in range(8):
+        bits |= _escaped(scratch, place + 8 * g)
+    return (bits & _BIT_6) != np.uint64(0)
 
 
 @inlined
@@ -381,22 +397,26 @@ def decode_tiles(
         for i in range(group, group + of_group.size):
             set_contexts(tile_scales[i], column_order, column_scales, levels, geometry, tops, pair_tables)
             _set_places(column_order, pair_tables, by_table, starts, places)
+            # A copy, as memory far away is read faster in one go than by rows of its blocks.
             copy_bytes(scratch, block_at, payload, raw_at + i * block_bytes, block_bytes)
             merge_tile(words, lows, columns, rows, i, geometry, scratch, places, block_at)
             for v in range(columns):
                 column = np.int64(column_order[v])
                 place = np.int64(places[column])
-                if not _is_outside(scratch, place, _ALL_LOW, _ALL_HIGH):
+                if not _has_escape(scratch, place):
                     continue
-                for j in range(ROWS):
-                    if scratch[place + j] == ESCAPE:
-                        if n_escapes == escapes.size:
-                            return -1, n_escapes
-                        here = np.int64(rows[ROWS * i + j]) * columns + column
-                        coded, flip = coded_of(words, here), flipped[column]
-                        word = with_field(coded, escapes[n_escapes], flip, geometry, top_bit)
-                        put_coded(words, lows, here, word)
-                        n_escapes += 1
+                for g in range(0, ROWS, 8):
+                    if not _escaped(scratch, place + g) & _BIT_6:
+                        continue
+                    for j in range(g, g + 8):
+                        if scratch[place + j] == ESCAPE:
+                            if n_escapes == escapes.size:
+                                return -1, n_escapes
+                            here = np.int64(rows[ROWS * i + j]) * columns + column
+                            coded, flip = coded_of(words, here), flipped[column]
+                            word = with_field(coded, escapes[n_escapes], flip, geometry, top_bit)
+                            put_coded(words, lows, here, word)
+                            n_escapes += 1
     return at, n_escapes
 
 
