@@ -62,6 +62,7 @@ from pipeline.store_s3_client import (
     changed,
     client_options,
     code_of,
+    etag_of,
     headers_of,
     tags_of,
     typed,
@@ -171,7 +172,7 @@ class S3Source:
         stretches = coalesce(ranges)
         if not stretches:
             version = self._version(info)
-            if info.etag and self._call("head_object", info.key, **version)["ETag"] != info.etag:
+            if info.etag and etag_of(self._call("head_object", info.key, **version)) != info.etag:
                 raise changed(info.key)
             return [memoryview(b"") for _ in ranges]
         buffers = [taken(room, stop - start) for start, stop, _ in stretches]
@@ -224,7 +225,7 @@ class S3Source:
         for attempt in range(_TRIES):
             answer: Mapping[str, Any] = await self._request("get_object", where, request)
             async with answer["Body"] as body:
-                if info.etag not in {"", answer["ETag"]}:  # some stores do not know If-Match
+                if info.etag not in {"", etag_of(answer)}:  # some stores do not know If-Match
                     raise changed(where)
                 if int(answer["ContentLength"]) != len(target):
                     raise StoreError(f"{len(target)} bytes", f"{answer['ContentLength']}", where, "verify it")
@@ -265,7 +266,7 @@ class S3Source:
 
     def _list(self, prefix: str, folder: str) -> Listing:
         entries = self._entries(prefix)
-        return [ObjectInfo(entry["Key"][len(folder) :], entry["Size"], entry["ETag"]) for entry in entries]
+        return [ObjectInfo(entry["Key"][len(folder) :], entry["Size"], etag_of(entry)) for entry in entries]
 
     def _keeps_versions(self) -> bool:
         """Whether the bucket tells versions, if that is wanted; a run asks once, so that its listings are alike."""
@@ -298,7 +299,7 @@ class S3Source:
         for key, ((_, is_latest), entry) in newest.items():
             if "ETag" in entry:
                 version = None if is_latest and entry["VersionId"] == "null" else entry["VersionId"]
-                found.append(ObjectInfo(key[len(folder) :], entry["Size"], entry["ETag"], version))
+                found.append(ObjectInfo(key[len(folder) :], entry["Size"], etag_of(entry), version))
         return found
 
     def _version_entries(self, prefix: str, limit: int | None = None) -> Iterator[Mapping[str, Any]]:
@@ -463,7 +464,7 @@ class S3Store(StoreBase, S3Source):
 
         def settle() -> None:
             start, stop, part = pending[0]
-            stored.append(Stretch(start, stop, part.result()["ETag"]))
+            stored.append(Stretch(start, stop, etag_of(part.result())))
             pending.popleft()
 
         start = begin
@@ -599,4 +600,4 @@ async def _awaited(work: Coroutine[Any, Any, Result]) -> Result:
 
 def _info(key: str, answer: Mapping[str, Any], n_bytes: int) -> ObjectInfo:
     version = answer.get("VersionId")
-    return ObjectInfo(key, n_bytes, answer["ETag"], None if version == "null" else version)
+    return ObjectInfo(key, n_bytes, etag_of(answer), None if version == "null" else version)

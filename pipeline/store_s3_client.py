@@ -159,6 +159,12 @@ def _ascii(value: str) -> str:
     return f"=?UTF-8?B?{base64.b64encode(value.encode('utf-8', 'surrogateescape')).decode()}?="
 
 
+def etag_of(answer: Mapping[str, Any]) -> str:
+    """Return the ETag of an answer or of an entry of a listing, in quotes: some stores leave them out in listings."""
+    etag: str = answer["ETag"]
+    return etag if etag.endswith('"') else f'"{etag}"'
+
+
 def changed(where: str) -> ChangedError:
     """The error for another generation than the planned one."""
     return ChangedError("the planned generation", "another one", where, "run again when it is at rest")

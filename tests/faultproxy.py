@@ -26,6 +26,7 @@ class Fault:
         An S3 error code with its HTTP status, such as ``503 SlowDown``: answered without asking the server.
         ``drop-reply``: the server does the work, the client sees the connection close. ``cut-reply``: half of the body.
         ``strip HEADER``: the server never sees that request header, as if it did not know it.
+        ``bare-etags``: answers in XML give ETags without quotes, as some servers do.
     first : int
         How many matching requests it applies to, after `skip` untouched ones.
     share : float
@@ -126,6 +127,8 @@ async def _serve(client: Pair, port: int, faults: Sequence[Fault], requests: lis
                 client[1].write(answer + content[: len(content) // 2])
                 await client[1].drain()
                 return
+            if action == "bare-etags":  # white space after a document is part of it
+                content = re.sub(rb"(<ETag>)(?:\"|&quot;)(\w+)(?:\"|&quot;)", rb"\1\2", content).ljust(len(content))
             client[1].write(answer + content)
             await client[1].drain()
     except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):

@@ -15,7 +15,7 @@ from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundErr
 from pipeline.locations import open_source, open_store
 from pipeline.store import ObjectInfo
 from pipeline.store_s3 import MAX_PARTS, PART_BYTES, S3Source, S3Store, part_bytes
-from tests.faultproxy import Fault, Proxy, fault_proxy
+from tests.faultproxy import ALWAYS, Fault, Proxy, fault_proxy
 from tests.s3server import S3Server, s3_server
 
 BIG = 3 * PART_BYTES + 5
@@ -100,6 +100,18 @@ def test_a_probe_that_may_not_be_deleted_stays_and_serves(server: S3Server, pref
         assert store.supports_create_only()
         assert store.supports_create_only()
         assert len(store.list()) == 1
+
+
+def test_etags_without_quotes_in_listings_are_those_of_the_objects(server: S3Server, prefix: str) -> None:
+    direct(server, prefix).put_new("x", b"mine")
+    with faulty(server, prefix, [Fault("^GET .*list-type", "bare-etags", first=ALWAYS)]) as (store, _):
+        (info,) = store.list()
+        assert info == store.head("x")
+        assert bytes(store.get_ranges(info, [(0, 4)])[0]) == b"mine"
+        assert store.get_ranges(info, []) == []
+        store.delete_generation(info)
+        with pytest.raises(NotFoundError):
+            store.head("x")
 
 
 # -- a store that fails -------------------------------------------------------------------------
