@@ -98,17 +98,25 @@ def load_run(config: str | Path | None = None, overrides: Sequence[str] = ()) ->
 
 
 def read_settings(config: str | Path | None, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return all settings as nested tables, unknown keys of files still among them."""
+    """Return all settings as nested tables, unknown keys of tables still among them."""
     settings = _read(_profile("default"))
     if config is not None:
-        _overlay(settings, _read(_locate(config)), ())
+        extra = _read(_locate(config))
+        for name, table in extra.items():
+            if name not in settings:
+                raise _unknown_key((name,), _all_names(settings))
+            if not isinstance(table, dict):
+                raise _wrong_type((name,), "a table", table)
+        _overlay(settings, extra, ())
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator:
             raise UsageError("key=value", repr(override), "--set")
         path = _full_path(key.strip(), settings)
-        verbatim = path[:-1] == ("run", "storage_options")
-        _overlay(settings, _nested(path, text if verbatim else _value(text.strip())), ())
+        value = text if path[:-1] == ("run", "storage_options") else _value(text.strip())
+        if len(path) == 1 and not isinstance(value, dict):
+            raise _wrong_type(path, "a table", value)
+        _overlay(settings, _nested(path, value), ())
     return settings
 
 
@@ -193,8 +201,12 @@ def _full_path(key: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
         if path[0] != table and path[0] in settings[table]:
             return (table, *path)
     if path[0] not in settings:
-        raise _unknown_key(path, [name for table in settings.values() for name in _names(table)])
+        raise _unknown_key(path, _all_names(settings))
     return path
+
+
+def _all_names(settings: Mapping[str, Any]) -> list[str]:
+    return [name for table in settings.values() for name in _names(table)]
 
 
 def _names(table: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -72,13 +72,13 @@ def load(config: str | Path | None = None, overrides: Sequence[str] = ()) -> Con
     """
     settings = read_settings(config, overrides)
     run = run_of(settings)
-    loaded = dataclasses.replace(build(Config, settings, ()), run=run)
-    require_at_least("recipe.task_bytes", loaded.recipe.task_bytes, 1)
+    recipe = build(Recipe, settings["recipe"], ("recipe",))
+    require_at_least("recipe.task_bytes", recipe.task_bytes, 1)
     for key, least in LEAST.items():
-        require_at_least(f"recipe.synth.{key}", getattr(loaded.recipe.synth, key), least)
-    if loaded.recipe.synth.depth > MOST_DEPTH:
-        raise UsageError(f"at most {MOST_DEPTH}", str(loaded.recipe.synth.depth), "recipe.synth.depth")
-    return loaded
+        require_at_least(f"recipe.synth.{key}", getattr(recipe.synth, key), least)
+    if recipe.synth.depth > MOST_DEPTH:
+        raise UsageError(f"at most {MOST_DEPTH}", str(recipe.synth.depth), "recipe.synth.depth")
+    return Config(recipe, run)
 
 
 def recipe_digest(recipe: Recipe, prior_digest: str, writer_revision: int, zstd_version: str) -> str:

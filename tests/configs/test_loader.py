@@ -100,6 +100,19 @@ def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
     assert "run" in refused(path)
 
 
+def test_what_stands_outside_its_table_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("budget = 3\n")
+    for overrides in ((), ("workers=2",)):
+        assert "synth.budget" in refused(path, *overrides)
+        with pytest.raises(UsageError, match="budget"):
+            load_run(path, overrides)
+    path.write_text("run = 3\n")
+    assert "a table" in refused(path)
+    assert "a table" in refused(None, "run=3", "workers=1")
+    assert load(None, ["run={workers=3}"]).run.workers == 3
+
+
 @pytest.mark.parametrize(
     ("override", "fragments"),
     [
