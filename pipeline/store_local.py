@@ -69,7 +69,8 @@ class LocalSource:
 
     def __init__(self, path: str) -> None:
         self.url = absolute_url(path)  # a worker may stand in another folder
-        self._scope = self._resolve()
+        with _typed(self.url):
+            self._scope = self._resolve()
 
     def _resolve(self) -> Scope:
         path = Path(self.url)
@@ -137,8 +138,13 @@ class LocalSource:
     def dated(self, prefix: str = "") -> Iterator[Dated]:
         """See `SourceStore.dated`."""
         for info in self.list(prefix):
-            with contextlib.suppress(FileNotFoundError):  # removed since it was listed
-                yield Dated(info.key, info.n_bytes, int(Path(self._path(info.key)).stat().st_mtime))
+            path = Path(self._path(info.key))
+            try:
+                with _typed(info.key):
+                    status = path.lstat() if info.etag.startswith(_NO_FILE) else path.stat()
+            except NotFoundError:  # removed since it was listed
+                continue
+            yield Dated(info.key, info.n_bytes, int(status.st_mtime))
 
     def head(self, key: str) -> ObjectInfo:
         """See `SourceStore.head`."""

@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -377,3 +378,18 @@ def test_a_file_made_elsewhere_is_copied(tmp_path: Path) -> None:
     path.write_bytes(b"a pack")
     store.put("packs/aa/1", path)
     assert (tmp_path / "store/packs/aa/1").read_bytes() == path.read_bytes() == b"a pack"
+
+
+def test_what_is_no_file_has_a_date_too(tmp_path: Path) -> None:
+    """Where checkpoints are looked for by name, a link that leads nowhere is one item's loss, not all of them."""
+    (tmp_path / "file").write_bytes(b"1")
+    for name, target in (("loop", "loop"), ("through", "file/x"), ("dangling", "nowhere")):
+        (tmp_path / name).symlink_to(target)
+    store = open_source(str(tmp_path))
+    assert [item.key for item in store.dated()] == ["dangling", "file", "loop", "through"]
+
+
+@pytest.mark.parametrize("opened", [open_source, open_store])
+def test_a_location_that_cannot_be_looked_at_is_named(opened: Callable[[str], object]) -> None:
+    with pytest.raises(PathError, match="xxx"):
+        opened("/" + 300 * "x")
