@@ -41,7 +41,7 @@ from pipeline.commit import (
 from pipeline.duplicates import Earlier, new_pack_bytes, shared_bytes
 from pipeline.executors import Executor
 from pipeline.lint import lint
-from pipeline.locations import folder_url, open_source, open_store
+from pipeline.locations import folder_url, open_source, open_store, source_folder
 from pipeline.meters import count
 from pipeline.plan import Finding, select
 from pipeline.planning import Planned, plan_run
@@ -392,9 +392,7 @@ def inside_source(source_url: str, archive_url: str) -> str | None:
     UsageError
         They are the same place, or the source is a part of the archive.
     """
-    # A URL that ends in a star names keys of the folder above it.
-    folder = source_url.rpartition("/")[0] if source_url.endswith("*") else source_url
-    source, archive = folder_url(folder), folder_url(archive_url)
+    source, archive = folder_url(source_folder(source_url)), folder_url(archive_url)
     if source == archive and not source_url.endswith("*"):
         raise UsageError("an archive apart from its source", "the same place", archive_url, "name another ARCHIVE")
     refuse_own_folders(archive_url, source_url)

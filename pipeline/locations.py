@@ -93,6 +93,11 @@ def folder_url(url: str) -> str:
     return f"{protocol}://{path.rstrip('/')}/"
 
 
+def source_folder(url: str) -> str:
+    """The folder that keys of a source are relative to: that above, where its URL ends in a star."""
+    return url.rpartition("/")[0] if url.endswith("*") else url.rstrip("/")
+
+
 def split_url(url: str) -> tuple[str, str]:
     """Protocol and the rest of a URL: ``file`` for bare paths, ``s3`` for ``s3a`` as well.
 

@@ -19,7 +19,7 @@ from pipeline.archive import create_archive
 from pipeline.checkpoints import TRACKER_BYTES_MAX, Found, find_checkpoints, why_unfinished
 from pipeline.driver import ArchiveRun, Order, inside_source
 from pipeline.executors import Executor
-from pipeline.locations import open_source, open_store
+from pipeline.locations import open_source, open_store, source_folder
 from pipeline.progress import Progress
 from pipeline.snapshots import time_text
 from pipeline.store import SourceStore, Store
@@ -169,7 +169,7 @@ class ArchiveNight:
         return night
 
     def _archive_one(self, checkpoint: Found, executor: Executor, progress: Progress) -> Entry:
-        url = f"{self._order.source_url.rstrip('/')}/{checkpoint.name}"
+        url = f"{source_folder(self._order.source_url)}/{checkpoint.name}"
         order = replace(self._order, source_url=url, checkpoint=checkpoint.name)
         try:
             summary = ArchiveRun(order, self._config).run(executor, progress)

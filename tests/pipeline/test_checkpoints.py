@@ -203,3 +203,17 @@ def test_an_archive_below_its_source_is_no_checkpoint(tmp_path: Path, capsys: Ca
     for _ in range(2):
         ran = Ran(capsys, "archive", source, source / "vault", "--checkpoint-glob", "*/*", *SETTLED, *QUICK)
         assert {one["checkpoint"].split("/")[0] for one in ran.json["checkpoints"]} == {"llama", "qwen"}
+
+
+def test_a_source_that_ends_in_a_star_has_checkpoints_of_the_folder_above(tmp_path: Path, capsys: Capture) -> None:
+    ran = Ran(
+        capsys,
+        "archive",
+        f"{source_of(tmp_path)}/l*",
+        tmp_path / "v",
+        "--checkpoint-glob",
+        "*/step-1",
+        *SETTLED,
+        *QUICK,
+    )
+    assert {one["checkpoint"]: one["outcome"] for one in ran.json["checkpoints"]} == {"llama/step-1": "archived"}
