@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -88,7 +87,11 @@ def verify(arguments: argparse.Namespace, run: Run, report: Report, executor: Ca
             job = VerifyJob(arguments.archive, dict(run.storage_options), arguments.level)
             _work(job, pack_items(rows, part, whole=not _filtered(arguments)), run, report, executor, summary)
     if arguments.receipt:
-        _put_receipt(arguments, run, Looked(arguments.level, part, looked, _stamp(began), "", ""), summary)
+        done = Looked(arguments.level, part, looked, _stamp(began), _stamp(datetime.now(UTC)), package_version())
+        try:
+            put_receipt(open_store(arguments.archive, run.storage_options), done, summary)
+        except StoreError as error:  # what was found is told all the same
+            summary.failures.append(Failed.of(done.key, error))
     summary.seconds = time.monotonic() - started
     if summary.files == 0 and not summary.failures and _filtered(arguments):
         raise NothingMatchedError("at least one file", "none", arguments.archive, "see `brevis info`")
@@ -101,11 +104,6 @@ def verify(arguments: argparse.Namespace, run: Run, report: Report, executor: Ca
 
 def _stamp(moment: datetime) -> str:
     return moment.strftime("%Y%m%dT%H%M%SZ")
-
-
-def _put_receipt(arguments: argparse.Namespace, run: Run, looked: Looked, summary: Summary) -> None:
-    done = replace(looked, ended=_stamp(datetime.now(UTC)), writer=package_version())
-    put_receipt(open_store(arguments.archive, run.storage_options), done, summary)
 
 
 def _missing(store: SourceStore, sizes: dict[bytes, int], faults: dict[bytes, Finding | None]) -> list[Finding]:

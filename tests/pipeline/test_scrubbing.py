@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from operators.errors import DeniedError
 from operators.run import execute
 from pipeline import comparing, reading, verifying
 from pipeline.archive import find_snapshot, load_manifest
@@ -86,6 +87,19 @@ def test_without_being_asked_verify_writes_nothing(archive: Path, capsys: Captur
     Ran(capsys, "verify", archive, "--all")
     assert not (archive / "verify").exists()
     assert Ran(capsys, "verify", archive, "--receipt", "--include", "*.json").code == 2
+
+
+def test_a_receipt_that_cannot_be_written_hides_no_fault(archive: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    def refuse(*_: Any) -> None:
+        raise DeniedError("access", "none", "verify/")
+
+    monkeypatch.setattr(verifying, "put_receipt", refuse)
+    assert (whole := Ran(capsys, "verify", archive, "--receipt")).code == 3
+    assert [item["reason"] for item in whole.json["failures"]] == ["denied"]
+    objects_of(archive, "packs")[0].unlink()
+    damaged = Ran(capsys, "verify", archive, "--receipt")
+    assert damaged.code == 4
+    assert {item["reason"] for item in damaged.json["failures"]} > {"denied"}
 
 
 def test_a_receipt_tells_what_was_found(archive: Path, capsys: Capture) -> None:
