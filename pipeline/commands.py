@@ -30,7 +30,7 @@ from pipeline.archive import (
 )
 from pipeline.executors import Executor, local_executor
 from pipeline.locations import folder_url, open_source, open_store
-from pipeline.reading import ArchivedFile, Tensors, archived_files, check_file, range_bytes
+from pipeline.reading import ArchivedFile, FoundTensor, Tensors, archived_files, check_file, range_bytes
 from pipeline.report import Report, printable
 from pipeline.restore import RestoreJob, restore_files, write_tensor
 from pipeline.retention import checked_tags, tags_of
@@ -176,12 +176,14 @@ def restore(arguments: argparse.Namespace, report: Report) -> int:
     refuse_own_folders(arguments.archive, arguments.target)
     store, snapshot, rows = _open(arguments, run)
     items = archived_files(snapshot, rows, arguments.include, arguments.exclude)
+    found = None if arguments.tensor is None else Tensors(store, items).find(arguments.tensor)
     if arguments.dry_run:
-        _list_files(report, "restore", [(item.entry.key, item.n_bytes) for item in items])
+        listed = [(item.entry.key, item.n_bytes) for item in items]
+        _list_files(report, "restore", listed if found is None else [(found.tensor.name, found.n_bytes)])
         return DONE
     summary = Summary("restore", snapshot=snapshot.name, run=snapshot.run, content=snapshot.content)
-    if arguments.tensor is not None:
-        _restore_tensor(arguments, run, store, items, summary)
+    if found is not None:
+        _restore_tensor(arguments, run, store, found, summary)
     else:
         _restore_files(arguments, report, run, items, summary)
     summary.seconds = time.monotonic() - started
@@ -217,9 +219,8 @@ def _restore_files(
 
 
 def _restore_tensor(
-    arguments: argparse.Namespace, run: Run, store: SourceStore, items: list[ArchivedFile], summary: Summary
+    arguments: argparse.Namespace, run: Run, store: SourceStore, found: FoundTensor, summary: Summary
 ) -> None:
-    found = Tensors(store, items).find(arguments.tensor)
     folder, _, name = arguments.target.rpartition("/")
     if not name.endswith(".safetensors"):
         folder, name = arguments.target, f"{file_name(found.tensor.name)}.safetensors"

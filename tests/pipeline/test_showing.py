@@ -48,6 +48,15 @@ def test_u01_a_dry_run_of_restore_has_the_selection_of_the_real_one(
     assert (tmp_path / "out").read_bytes() == b"no folder"
 
 
+def test_a_dry_run_of_one_tensor_lists_it_alone(archive: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "out").write_bytes(b"no folder")
+    told = Ran(capsys, "restore", archive, tmp_path / "out", "--dry-run", "--tensor", "w")
+    done = Ran(capsys, "restore", archive, tmp_path / "one.safetensors", "--tensor", "w")
+    assert [one["key"] for one in told.json["files"]] == ["w"]
+    assert told.json["source_bytes"] == done.json["source_bytes"]
+    assert Ran(capsys, "restore", archive, tmp_path / "out", "--dry-run", "--tensor", "none").code != 0
+
+
 def test_q02_an_index_is_compared_with_what_the_archive_has(archive: Path, capsys: Capture) -> None:
     """Q02, E02: by `verify`, which needs no source, and by `info -v`; plain `info` reads no pack."""
     named = {
