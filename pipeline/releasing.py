@@ -20,7 +20,14 @@ from dataclasses import asdict, dataclass, field
 from blake3 import blake3
 
 from configs.loader import Run, canonical_json
-from operators.errors import ArchiveError, ChangedError, DamageError, EvidenceError, NotFoundError, UsageError
+from operators.errors import (
+    ArchiveNotFoundError,
+    ChangedError,
+    DamageError,
+    EvidenceError,
+    NotFoundError,
+    UsageError,
+)
 from pipeline.archive import find_snapshot, load_manifest, load_snapshot, missing_packs, pack_sizes, put_once
 from pipeline.executors import each_attempt
 from pipeline.locations import open_source, open_store
@@ -192,7 +199,7 @@ def require_replica(replica: SourceStore, archive: SourceStore, snapshot: Snapsh
         raise UsageError("another archive", "the same one", "--replica")
     try:
         other = find_snapshot(replica, snapshot.name)
-    except ArchiveError as error:
+    except (ArchiveNotFoundError, DamageError) as error:
         raise EvidenceError("a replica of this snapshot", str(error), snapshot.name, "copy it there") from error
     if other.content != snapshot.content:
         found = f"a snapshot of content {other.content}"

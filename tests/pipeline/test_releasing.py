@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from operators.errors import ConflictError, StoreError
+from operators.errors import ConflictError, DeniedError, StoreError
 from pipeline import releasing
-from pipeline.locations import open_store
+from pipeline.archive import find_snapshot
+from pipeline.locations import open_source, open_store
 from pipeline.retention import RELEASED, add_tags, expire, tags_of
 from pipeline.store import ObjectInfo, Store
 from pipeline.store_local import LocalStore
@@ -292,6 +293,17 @@ def test_without_evidence_nothing_goes(
         assert (ran.code, ran.json["error"]["kind"]) == (1, "no_evidence")
         assert message in ran.json["error"]["message"]
     assert files_of(folder / "source") == source
+
+
+def test_a_replica_that_may_not_be_read_is_no_missing_one(folder: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    def refuse(*_: Any) -> None:
+        raise DeniedError("access", "none", "replica")
+
+    monkeypatch.setattr(releasing, "find_snapshot", refuse)
+    store = open_source(str(folder / "archive"))
+    snapshot = find_snapshot(store, "source")
+    with pytest.raises(DeniedError):
+        releasing.require_replica(open_source(str(folder)), store, snapshot)
 
 
 def test_parts_of_one_whole_are_evidence_and_so_is_a_replica(folder: Path, capsys: Capture) -> None:
