@@ -112,6 +112,7 @@ class Channel:
     _open: Final[dict[int, Channel]] = {}
 
     def __init__(self, group: Any) -> None:
+        self._of = group  # held, so that no other group gets its id while this channel is open
         ranks = dist.get_process_group_ranks(group) if group is not None else list(range(dist.get_world_size()))
         self.group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
         self.rank = dist.get_group_rank(self.group, dist.get_rank())
