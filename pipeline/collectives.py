@@ -4,8 +4,9 @@ Each function mirrors torch's own of that name, with a codec beside. What arrive
 without compression brings; with two ranks, what gloo brings. They pay on slow links: see ``deploy/training.md``.
 
 Transfers run in the background, in the order in which they were asked for, on a process group of their own, so that
-they overlap with computing and never mix with other collectives of the caller. A tensor is cut into pieces: one is
-coded while that before it travels and the one before that is decoded.
+they overlap with computing and never mix with other collectives of the caller; but `send` and `recv` transfer in the
+thread of the caller, on its group, as torch's own do. A tensor is cut into pieces: a collective codes one while that
+before it travels and the one before that is decoded.
 
 Needs the extra ``torch``. Source: Agrawal et al., arXiv 2601.10673.
 """
@@ -22,7 +23,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from operators.errors import UnsupportedError, UsageError
+from operators.errors import FormatError, UnsupportedError, UsageError
 from operators.words import Words
 from pipeline.messages import TensorCodec
 
@@ -448,7 +449,7 @@ def recv(tensor: torch.Tensor, src: int, group: Any = None, *, codec: TensorCode
         dist.recv(size, src, group=group)
         most = 4 * words[piece].nbytes + 4096
         if not 0 < int(size) <= most:
-            raise UsageError(f"a message of at most {most} bytes", str(int(size)), f"from rank {src}")
+            raise FormatError(f"a message of at most {most} bytes", str(int(size)), f"from rank {src}")
         data = torch.empty(int(size), dtype=torch.uint8)
         dist.recv(data, src, group=group)
         codec.decode(data.numpy(), words[piece], name)

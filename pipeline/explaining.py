@@ -1,4 +1,8 @@
-"""``explain``: the stored program of a tensor, and the search that chose it, done again from the archive alone."""
+"""``explain``: the stored program of a tensor, and a search for it, done again from the archive alone.
+
+A snapshot does not keep the settings of its search: it is done with those of this command, and finds another program
+where they differ.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,16 @@ def explain_tensor(
 ) -> tuple[dict[str, Any], list[str]]:
     """Search the first segment of a tensor again, with the prior of its run; return JSON and lines.
 
+    Parameters
+    ----------
+    store : SourceStore
+    snapshot : Snapshot
+    files : sequence of ArchivedFile
+    name : str
+        Of the tensor.
+    options : SearchOptions
+        Of this command: those of the snapshot are not kept.
+
     Raises
     ------
     UsageError
@@ -43,7 +57,13 @@ def explain_tensor(
         "segment_bytes": row.n_bytes,
         "prior": origin,
     }
-    return content, [_heading(row, found.tensor.name), f"prior       {origin}", *told.text().splitlines()]
+    lines = [
+        _heading(row, found.tensor.name),
+        f"prior       {origin}",
+        "settings    of this command",
+        *told.text().splitlines(),
+    ]
+    return content, lines
 
 
 def _prior(store: SourceStore, snapshot: Snapshot) -> tuple[Prior, str]:

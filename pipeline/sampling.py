@@ -29,7 +29,7 @@ from pipeline.store import Range, SourceStore
 SAMPLE_BYTES = 16 << 10
 """Bytes of a segment that are sampled; a smaller segment is taken whole."""
 REQUEST_WORTH_BYTES = 16 << 20
-"""Source bytes that pay for one request of the pass: a sixteenth of what may be asked for in all is left to it."""
+"""Source bytes that pay for one request of the pass: a quarter of those that a run may make, one for each 4 MiB."""
 STRETCH_BYTES = 1 << 20
 DENSE_STRETCH_BYTES = 8 << 20
 """Least and most bytes from the first to the last of the neighbours that are sampled by one request."""

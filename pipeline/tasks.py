@@ -62,7 +62,7 @@ class ArchiveJob:
     prior : bytes
         The prior of the run, as stored with it.
     scratch_dir : str
-        Where packs grow; empty takes the temporary directory of the system.
+        Where packs grow; empty lets the store choose (`Store.spool`).
     single_writer : bool
         The user promises that nobody else writes to the archive.
     as_of : str or None

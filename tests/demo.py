@@ -106,7 +106,7 @@ def timed(action: Callable[[], bytes]) -> tuple[float, bytes]:
 
 
 def main() -> None:
-    say("Kernels are compiled on the first run, on all CPUs, and kept:")
+    say("Kernels are compiled on the first run, on up to four CPUs, and kept:")
     step("ready", run([sys.executable, "-m", "synth.warm"]), "python -m synth.warm")
     say(f"\nA real checkpoint, carried by an ordinary package: {CHECKPOINT}")
     file = path(CHECKPOINT)

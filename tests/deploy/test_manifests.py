@@ -277,7 +277,7 @@ def actions(requests: list[str]) -> set[tuple[str, str]]:
         elif method in {"GET", "HEAD"}:
             needed = "s3:GetObjectVersion" if "versionId" in query else "s3:GetObject"
             needed += "Tagging" if query.startswith("tagging") else ""
-            found.add(("s3:ListMultipartUploadParts" if "uploadId" in query else needed, f"{bucket}/{key}"))
+            found.add((needed, f"{bucket}/{key}"))
         elif method == "DELETE":
             found.add(("s3:AbortMultipartUpload" if "uploadId" in query else "s3:DeleteObject", f"{bucket}/{key}"))
         else:
