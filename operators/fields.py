@@ -1,9 +1,10 @@
-"""Small records: programs over words of at most one block, written and read in one compiled call.
+"""Small records: programs over at most `MOST_WORDS` words, written and read in one compiled call.
 
 A program is a list of steps here (`operators.kernels.steps`), made once for all words of a type. Such a record takes a
 few microseconds this way, and half a millisecond by the general path of `operators.run`, which writes the same bytes
-and reads the same records. Literals that no kernel codes come between two calls. Whatever this path cannot do, or
-finds damaged, it leaves to that one: a record that it reads is one that the general path reads to the same words.
+and reads the same records. Literals that no kernel codes come between two calls; tiles are read here however many they
+are. Whatever this path cannot do, or finds damaged, it leaves to that one: a record that it reads is one that the
+general path reads to the same words.
 """
 
 from __future__ import annotations
@@ -54,7 +55,6 @@ MOST_WORDS = 1 << 20
 MOST_ARENA_BYTES = 32 << 20
 _KEPT = 1 << 12
 """Programs, each with a number of words, of which the steps are kept."""
-_NO_DIGEST = bytes(DIGEST_BYTES)
 _NOTHING = np.empty(0, np.uint8)
 
 Integers = NDArray[np.int64]
@@ -337,8 +337,8 @@ def payload_bytes(programs: Sequence[Node], words: Words) -> list[int | None]:
     -------
     list of int or None
         As `operators.run.encode` plans them: payloads of Huffman codes and rANS may be a few bytes shorter. None
-        where there are no steps for a program, no words or more than a block of them, it cannot produce them, or one
-        of its literals is not coded by kernels.
+        where there are no steps for a program, no words or more than `MOST_WORDS`, it cannot produce them, or one of
+        its literals is not coded by kernels.
     """
     counted = _counted(tuple(programs), 8 * words.itemsize, words.size)
     n_bytes: list[int | None] = [None] * len(programs)

@@ -1,4 +1,4 @@
-"""Small records in one call: a program as a list of steps, over words of at most a block.
+"""Small records in one call: a program as a list of steps, over words that the caller has whole in memory.
 
 A step does what one node of the program does: it cuts a field out of words, takes differences, parts rows, writes a
 literal. Words between steps lie in one array, those of up to 16 bits in two bytes each, wider ones in four or eight, at
@@ -486,7 +486,7 @@ def encode_steps(
     Parameters
     ----------
     words : uint8 array
-        The bytes of 1 to `BLOCK_WORDS` words of `word_bytes`.
+        The bytes of one or more words of `word_bytes`.
     steps : int64 array, shape (s, COLUMNS)
         Nodes in pre-order.
     first : int
@@ -597,7 +597,7 @@ def decode_steps(
     arena : uint8 array
         Words between steps; those of other literals are there, in their smallest container.
     out : uint8 array
-        The bytes of the words, one block at most; nothing beyond it is written.
+        The bytes of the words; nothing beyond it is written.
     """
     f = np.int64(0)
     payload_at = np.int64(start)
