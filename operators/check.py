@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from operators import limits
 from operators.base import BLOCK_WORDS, Conditioned, Stream
@@ -19,25 +18,6 @@ from operators.words import container
 
 WORD_BITS = (8, 16, 32, 64)
 """Widths of the words of a segment."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What a checked program will need.
-
-    Attributes
-    ----------
-    literals : tuple of Stream
-        Types of the literals, in pre-order.
-    scratch_bytes : int
-        Upper bound of the memory that restoring holds beside the payloads and the result.
-    work_words : int
-        Words that all nodes together write.
-    """
-
-    literals: tuple[Stream, ...]
-    scratch_bytes: int
-    work_words: int
 
 
 @contextmanager
@@ -50,8 +30,10 @@ def _at(where: str) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def check(program: Node, stream: Stream) -> Checked:
-    """Verify types, exact lengths and limits of `program` as a producer of `stream`.
+def check(program: Node, stream: Stream) -> tuple[Stream, ...]:
+    """Verify types, exact lengths and limits of `program` as a producer of `stream`; return the types of its literals.
+
+    They are in pre-order.
 
     Raises
     ------
@@ -74,11 +56,22 @@ def check(program: Node, stream: Stream) -> Checked:
     most_work = limits.WORK_FACTOR * stream.n_words + limits.WORK_FIXED_WORDS
     if needs.work_words > most_work:
         raise LimitError(f"a program that writes at most {most_work} words", str(needs.work_words))
-    return Checked(tuple(needs.literals), needs.scratch_bytes, needs.work_words)
+    return tuple(needs.literals)
 
 
 class _Needs:
-    """What the nodes that were visited need together."""
+    """What the nodes that were visited need together.
+
+    Attributes
+    ----------
+    literals : list of Stream
+        Types of the literals, in pre-order.
+    nodes : int
+    scratch_bytes : int
+        Upper bound of the memory that restoring holds beside the payloads and the result.
+    work_words : int
+        Words that all nodes together write.
+    """
 
     def __init__(self) -> None:
         self.literals: list[Stream] = []

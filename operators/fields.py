@@ -146,7 +146,7 @@ def steps_of(program: Node, width_bits: int, n_words: int) -> Steps | None:
     ----------
     program : Node
     width_bits, n_words : int
-        8, 16, 32 or 64 bits; 1 to `BLOCK_WORDS` words.
+        8, 16, 32 or 64 bits; 1 to `MOST_WORDS` words.
     """
     return _steps_of(program, Stream(width_bits, n_words)) if 0 < n_words <= MOST_WORDS else None
 

@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any
 
 from operators import limits
 from operators.base import Conditioned, Encoding, Operator
@@ -107,8 +107,6 @@ class Node:
 
 LIT = Node(Literal())
 """The program that exists for every input: the words themselves."""
-
-Program: TypeAlias = Node
 
 _TOKEN = re.compile(r"\s*([a-z][a-z0-9_]*|[0-9]+|[\[\](),])")
 

@@ -19,7 +19,6 @@ from operators.check import check
 from operators.errors import DigestError, FormatError
 from operators.fields import encode_small, execute_small
 from operators.kernels.equal import equal_bytes
-from operators.literals.fixed import Fixed
 from operators.program import Literal, Node
 from operators.record import Record, record_head, take_record
 from operators.words import Bytes, Words, container
@@ -191,14 +190,6 @@ def execute(
     return words
 
 
-def book_numbers(program: Node) -> Iterator[int]:
-    """Yield the number of the codebook of each literal of `program` that has one."""
-    for node in program.literals():
-        assert isinstance(node.op, Literal)
-        if node.op.encoding == Fixed.name:
-            yield node.op.params[0]
-
-
 def _is_same(words: Words, wanted: NDArray[np.uint8]) -> bool:
     found = words.view(np.uint8)
     return found.size == wanted.size and equal_bytes(found, wanted)
@@ -213,7 +204,7 @@ def open_source(record: Record, books: Books | None = None) -> Source:
     books : Books, optional
         Codebooks that its literals may name.
     """
-    streams = check(record.program, record.stream).literals
+    streams = check(record.program, record.stream)
     return _open(record.program, record.stream, zip(record.payloads, streams, strict=True), books)
 
 

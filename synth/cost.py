@@ -141,7 +141,7 @@ def judge(
         judge_wide(words, shift, width_bits, not closed, *row_below, n, scratch.slots, scratch.hits, found)
         row = found.tolist()
         row[6:8] = found[6:8].view(np.uint64).tolist()
-    summary = Summary(n_sample, row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[13])
+    summary = Summary(n_sample, row[0], row[1], row[2], row[3], row[5], row[6], row[7], row[13])
     literal = LiteralCost(literal_q8(row[14]), _ENCODINGS[row[15]], row[16], row[14])
     seen: Features = tuple(row[17:])  # type: ignore[assignment]
     return Verdict(summary, seen, literal)

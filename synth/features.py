@@ -34,9 +34,8 @@ class Summary:
         Words of the sample.
     live, once, twice : int
         Distinct words, and those that occur once and twice.
-    entropy_q20, smooth_q20 : int
-        Empirical entropy of all words of the sample together, and Grassberger's estimate of the true one.
-        Units of 2**-20 bit; 0 for wide words.
+    entropy_q20 : int
+        Empirical entropy of all words of the sample together. Units of 2**-20 bit; 0 for wide words.
     equal : int
         Words equal to the one before.
     varying : int
@@ -51,7 +50,6 @@ class Summary:
     once: int
     twice: int
     entropy_q20: int
-    smooth_q20: int
     equal: int
     varying: int
     largest: int

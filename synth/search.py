@@ -82,7 +82,6 @@ class Search:
         self.root = root
         self.options = options
         self.expansions = 0
-        self.n_holes = 1
         self.held_bytes = 0
         self._held: set[int] = set()
         self.improvements = [Improvement(0, root.best_q8, None)]
@@ -127,7 +126,7 @@ class Search:
             if self.root.best_q8 <= SATISFIED_Q8:
                 self.stopped = "satisfied"
                 return
-            if self.n_holes >= self.options.max_holes:
+            if len(self.holes) >= self.options.max_holes:
                 self.stopped = "max_holes"
                 return
             if self.options.order == "default" and self.expansions % TOP_EVERY == TOP_EVERY - 1:
@@ -182,7 +181,6 @@ class Search:
             child.path_q10 = hole.path_q10 + belief.bits_q10
         self._improve(edge)
         self.holes.extend(edge.children)
-        self.n_holes += len(edge.children)
         if production.follow:
             self._follow(edge.children[-1], production.follow)
         for child in edge.children:

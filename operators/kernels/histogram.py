@@ -155,10 +155,3 @@ class Histogram:
         counts = self._rest.copy()
         add_groups(self._tables, self._width, counts)
         return counts
-
-
-def histogram(words: NDArray[Any], width_bits: int) -> NDArray[np.int64]:
-    """Return how often each word of `words` (below ``2**width_bits``, at most 16 bits) occurs."""
-    counted = Histogram(width_bits, words.size)
-    counted.add(words)
-    return counted.counts()

@@ -1,4 +1,4 @@
-"""What the encodings with a table of words share: live words of a profile, tables as bytes."""
+"""What the encodings with a table of words share: tables as bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from operators.errors import FormatError
-from operators.kernels import rans as kernels
 from operators.kernels.alphabet import put_table, table_symbols, take_table
 from operators.words import Bytes
 
@@ -37,10 +36,3 @@ def take_alphabet(payload: Bytes, width_bits: int, *, with_values: bool) -> tupl
         if n_bytes > 0:
             return symbols, levels, values, n_bytes
     raise FormatError(f"a table of words of up to {min(width_bits, 16)} bits", "something else", "literal")
-
-
-def log2_q16(values: Integers) -> Integers:
-    """Return ``floor(log2(value) * 2**16)`` of integers from 1 to 2**31."""
-    logs = np.empty_like(values)
-    kernels.log2_q16(values, logs)
-    return logs

@@ -105,7 +105,7 @@ def _archived(file: Path, archive: Path, options: Sequence[str]) -> tuple[int, i
             continue
         records += len(record)
         parsed = take_record(record)
-        streams = check(parsed.program, parsed.stream).literals
+        streams = check(parsed.program, parsed.stream)
         for node, stream, payload in zip(parsed.program.literals(), streams, parsed.payloads, strict=True):
             encoding = node.op.encoding  # type: ignore[union-attr]
             if encoding == "huffman":

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import operators.run
 from operators import limits
 from operators.base import BLOCK_WORDS, Operator, Stream
-from operators.check import check
 from operators.errors import ArchiveError, DamageError, LimitError
 from operators.fields import MOST_WORDS, PLAIN, encode_small, execute_small, payload_bytes, steps_of
 from operators.kernels import leaves
@@ -35,6 +34,7 @@ from operators.program import LIT, Literal, Node, parse
 from operators.record import take_record
 from operators.run import Encoded, encode, execute, open_source
 from operators.words import Words
+from tests.operators.test_program import scratch_bytes
 from tests.strategies import KINDS, damage, make_words
 
 WORD_BITS = (8, 16, 32, 64)
@@ -174,7 +174,7 @@ def test_encodings_that_are_chosen_are_checked(is_general: bool, monkeypatch: py
     """A program within the limits may need more than they allow with the encodings of its literals."""
     words = np.tile(np.random.default_rng(2).integers(0, 1 << 16, 90).astype(np.uint16), 90)  # LZ has a window
     program = parse("merge[8,8](lit, lit)")
-    undecided = check(program, Stream(16, words.size)).scratch_bytes
+    undecided = scratch_bytes(program, Stream(16, words.size))
     monkeypatch.setattr(limits, "SCRATCH_FIXED_BYTES", undecided - 2 * words.nbytes)
     with general_path() if is_general else nullcontext(), pytest.raises(LimitError):
         encode(program, words)

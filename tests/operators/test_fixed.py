@@ -14,7 +14,7 @@ from operators.errors import ArchiveError, DigestError, FormatError, LimitError,
 from operators.literals.fixed import Fixed
 from operators.program import Literal, Node, parse
 from operators.record import take_record
-from operators.run import book_numbers, encode, execute
+from operators.run import encode, execute
 from operators.words import Words, container
 from tests.operators.test_books import book_of, draw_words
 from tests.operators.test_registry import PIECES, assert_same, read_in_pieces
@@ -120,7 +120,7 @@ def test_a_record_names_its_book_and_restores(kind: str, n: int) -> None:
     encoded = encode(leaf(book, 3), words, books=Books([book_of(6, 8), book]))
     assert encoded is not None
     assert str(encoded.program) == f"fixed[{book.number},3]"
-    assert list(book_numbers(take_record(encoded.record).program)) == [book.number]
+    assert str(take_record(encoded.record).program) == f"fixed[{book.number},3]"
     assert_same(execute(encoded.record, Books([book]), n_bytes=words.nbytes), words)
     assert encoded.body_bytes <= words.nbytes * 1.0001
 

@@ -27,11 +27,10 @@ from operators.kernels import parts
 from operators.kernels.alphabet import put_table, table_symbols, take_table
 from operators.kernels.bits import pack, packed_bytes, unpack
 from operators.kernels.cache import KernelCache, directories
-from operators.kernels.histogram import Histogram, count_u8, histogram
+from operators.kernels.histogram import Histogram, count_u8
 from operators.kernels.huffman import canonical_codes, limited_lengths
 from operators.kernels.jit import kernel
-from operators.kernels.rans import MAX_BITS, MIN_BITS, encoding_table, normalise
-from operators.literals.tables import log2_q16
+from operators.kernels.rans import MAX_BITS, MIN_BITS, encoding_table, log2_q16, normalise
 from operators.program import parse
 from operators.run import encode, execute
 from operators.warm import JOBS
@@ -80,7 +79,9 @@ def test_histograms(width_bits: int) -> None:
         words = make_words("skewed", width_bits, n_words, n_words)
         expected += np.bincount(words, minlength=1 << width_bits)
         counted.add(words)
-        np.testing.assert_array_equal(histogram(words, width_bits), np.bincount(words, minlength=1 << width_bits))
+        alone = Histogram(width_bits, n_words)
+        alone.add(words)
+        np.testing.assert_array_equal(alone.counts(), np.bincount(words, minlength=1 << width_bits))
     np.testing.assert_array_equal(counted.counts(), expected)
 
 
@@ -217,7 +218,9 @@ def test_frequencies_of_the_largest_alphabet() -> None:
 def test_logarithms_are_exact_to_the_last_bit() -> None:
     values = np.unique(np.concatenate((np.arange(1, 5000), ((1 << np.arange(31)) + np.arange(-1, 2)[:, None]).ravel())))
     values = values[values > 0]
-    for value, log in zip(values.tolist(), log2_q16(values).tolist(), strict=True):
+    logs = np.empty_like(values)
+    log2_q16(values, logs)
+    for value, log in zip(values.tolist(), logs.tolist(), strict=True):
         # 2**log <= value**65536 < 2**(log + 1), up to what 31-bit squaring loses.
         assert abs(np.log2(value) * 65536 - log) < 1.01
         if value & (value - 1) == 0:
@@ -287,8 +290,10 @@ import sys, numpy as np
 from pathlib import Path
 import operators
 assert Path(operators.__file__).is_relative_to(sys.argv[1]), operators.__file__
-from operators.kernels.histogram import histogram
-assert histogram(np.arange(1000, dtype=np.uint8), 8).sum() == 1000
+from operators.kernels.histogram import Histogram
+counted = Histogram(8, 1000)
+counted.add(np.arange(1000, dtype=np.uint8))
+assert counted.counts().sum() == 1000
 print("numba.np.linalg" in sys.modules)
 """
 

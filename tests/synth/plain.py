@@ -47,7 +47,9 @@ def judged(
         found["entropy_q20"] = max(0, n * log_q20(n) - sum(x * table_log(x, LOGS) for x in counts.values()))
         found["smooth_q20"] = max(0, n * log_q20(n) - sum(x * table_log(x, SMOOTH_LOGS) for x in counts.values()))
         found["by_chance"] = sum(x * x for x in counts.values()) // max(1, n)
-    return found, features(found, stream, near), literal(found, counts, stream)
+    seen, cost = features(found, stream, near), literal(found, counts, stream)
+    del found["smooth_q20"]  # features and costs take it, nothing else does
+    return found, seen, cost
 
 
 def varying(field: list[int]) -> int:
