@@ -40,13 +40,10 @@ class Found:
         Its key below the source, without a slash at the end.
     keys : tuple of str
         Its objects, below the source.
-    single : bool
-        It is one object and no folder.
     """
 
     name: str
     keys: tuple[str, ...]
-    single: bool
 
 
 def find_checkpoints(keys: Iterable[str], pattern: str) -> list[Found]:
@@ -72,7 +69,7 @@ def find_checkpoints(keys: Iterable[str], pattern: str) -> list[Found]:
         named = key.split("/")
         if len(named) >= len(parts) and all(map(fnmatchcase, named, parts)):
             found.setdefault("/".join(named[: len(parts)]), []).append(key)
-    return [Found(name, tuple(of_it), of_it == [name]) for name, of_it in found.items() if name]
+    return [Found(name, tuple(of_it)) for name, of_it in found.items() if name]
 
 
 def why_unfinished(

@@ -189,12 +189,8 @@ def record_room(n_bytes: int) -> int:
 
 
 def search_segment(row: Row, data: Bytes, options: SearchOptions, prior: Prior) -> Synthesis:
-    """Search the program of a segment from its bytes."""
-    return search_words(row, segment_words(row.dtype, data), options, prior)
-
-
-def search_words(row: Row, words: Words, options: SearchOptions, prior: Prior) -> Synthesis:
-    """Search the program of a segment, seen as the rows that the plan says."""
+    """Search the program of a segment from its bytes, seen as the rows that the plan says."""
+    words = segment_words(row.dtype, data)
     rows, columns = shape_of(row, words)
     return synthesise(words, dtype=row.dtype, rows=rows, columns=columns, options=options, prior=prior)
 

@@ -29,8 +29,6 @@ from pipeline.rows import (
 from pipeline.segments import Layout, Segment, layout_of
 from pipeline.store import ObjectInfo
 
-TASK_BYTES = 256 << 20
-"""Source bytes of a task, unless the recipe says otherwise."""
 TASK_SEGMENTS = 1 << 14
 """Most segments of a task: bounds its receipt, whatever the files hold."""
 _SEGMENT = attrgetter(*SEGMENT_COLUMNS)
@@ -115,8 +113,6 @@ class Plan:
     ----------
     files : tuple of ObjectInfo
         The inventory that was planned, in the order of keys. Empty objects have no segment and no task.
-    layouts : tuple of Layout
-        One for each file, without its segments.
     tasks : tuple of Task
     warnings : tuple of Finding
         Faults of formats, in the order of keys.
@@ -125,7 +121,6 @@ class Plan:
     """
 
     files: tuple[ObjectInfo, ...]
-    layouts: tuple[Layout, ...]
     tasks: tuple[Task, ...]
     warnings: tuple[Finding, ...]
     failures: tuple[Finding, ...] = ()
@@ -170,8 +165,8 @@ def select(listing: Iterable[ObjectInfo], include: Sequence[str] = (), exclude: 
 def make_plan(
     files: Sequence[ObjectInfo],
     layouts: Sequence[Layout],
-    task_bytes: int = TASK_BYTES,
-    fingerprints: Mapping[str, Sequence[bytes]] | None = None,
+    task_bytes: int,
+    fingerprints: Mapping[str, Sequence[bytes]],
 ) -> Plan:
     """Return the plan for `files`, whose `layouts` stand in the same order.
 
@@ -182,7 +177,7 @@ def make_plan(
     layouts : sequence of Layout
     task_bytes : int
         Source bytes that a task aims at; a single segment may be more.
-    fingerprints : mapping of str to sequence of bytes, optional
+    fingerprints : mapping of str to sequence of bytes
         By key, of the segments of the files that were sampled.
     """
     parts = [
@@ -191,7 +186,7 @@ def make_plan(
             layout.format,
             layout.reason,
             held_segments(layout.segments),
-            held_fingerprints((fingerprints or {}).get(info.key, ())),
+            held_fingerprints(fingerprints.get(info.key, ())),
         )
         for info, layout in zip(files, layouts, strict=True)
         if layout.segments
@@ -202,7 +197,6 @@ def make_plan(
     tasks = [Task(ordinal, piece) for ordinal, piece in enumerate(pieces)]
     return Plan(
         tuple(files),
-        tuple(Layout(layout.format, layout.reason, layout.detail, ()) for layout in layouts),
         tuple(tasks),
         tuple(
             Finding(info.key, layout.reason, layout.detail)
@@ -229,7 +223,7 @@ def adopt(inventory: Sequence[ObjectInfo], rows: Iterable[Row]) -> Plan:
     """
     infos = {info.key: info for info in inventory}
     # An empty file has no rows, and nothing to read for its layout.
-    layouts = {info.key: layout_of(lambda *_: b"", info.key, 0) for info in inventory if info.n_bytes == 0}
+    reasons = {info.key: layout_of(lambda *_: b"", info.key, 0).reason for info in inventory if info.n_bytes == 0}
     parts: dict[int, list[Part]] = {}
     for (ordinal, key, format_, reason), group in Rows.of(rows).by("task", "file", "format", "reason"):
         info, segments = infos.get(key), segments_of(group)
@@ -238,17 +232,16 @@ def adopt(inventory: Sequence[ObjectInfo], rows: Iterable[Row]) -> Plan:
         sampled = group.at(0, "fingerprint") != (None,)
         part = Part(info, format_, reason, segments, fingerprints_of(group) if sampled else ())
         parts.setdefault(ordinal, []).append(part)
-        layouts[key] = Layout(part.format, part.reason, "", ())
-    planned = [info for info in inventory if info.key in layouts]
+        reasons[key] = reason
+    planned = [info for info in inventory if info.key in reasons]
     return Plan(
         tuple(planned),
-        tuple(layouts[info.key] for info in planned),
         tuple(Task(ordinal, tuple(parts[ordinal])) for ordinal in sorted(parts)),
-        tuple(Finding(info.key, reason) for info in planned if (reason := layouts[info.key].reason) is not None),
+        tuple(Finding(info.key, reason) for info in planned if (reason := reasons[info.key]) is not None),
         tuple(
             Finding(info.key, "not_planned", "an earlier attempt of this run could not read it")
             for info in inventory
-            if info.key not in layouts
+            if info.key not in reasons
         ),
     )
 

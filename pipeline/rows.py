@@ -432,11 +432,6 @@ def values_of(rows: Iterable[Row], *columns: str) -> Iterator[tuple[Any, ...]]:
     return rows.values(*columns) if isinstance(rows, Rows) else map(attrgetter(*columns), rows)
 
 
-def row_order(row: Row) -> tuple[bytes, int]:
-    """Sort key of a manifest: the bytes of the key, then the offset."""
-    return row.file.encode("utf-8", "surrogateescape"), row.offset_bytes
-
-
 def batched(items: Iterable[T], n_items: int) -> Iterator[list[T]]:
     """Yield lists of so many items, the last one of what is left."""
     iterator = iter(items)

@@ -57,8 +57,6 @@ class Sample:
         Of the segment in it.
     segment : Segment
         The whole segment: its dtype, tensor and size.
-    start_bytes : int
-        Where the words begin, from the beginning of the segment.
     words : Words
         Of the segment's dtype, little-endian; memory of its own, read-only.
     """
@@ -66,7 +64,6 @@ class Sample:
     part: Part
     index: int
     segment: Segment
-    start_bytes: int
     words: Words
 
 
@@ -192,7 +189,7 @@ def _samples(part: Part, stretch: Stretch, data: memoryview) -> Iterator[Sample]
         # A copy: a view would hold the stretch.
         words = segment_words(segment.dtype, data[begin + start : begin + stop]).copy()
         words.flags.writeable = False
-        yield Sample(part, index, segment, start, words)
+        yield Sample(part, index, segment, words)
 
 
 class Fingerprints:

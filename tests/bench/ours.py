@@ -99,7 +99,7 @@ def open_checkpoint(file: Path, recipe: Recipe) -> Checkpoint:
     (info,) = source.list()
     data = content_of(file)
     layout = layout_of(lambda offset, n_bytes: data[offset : offset + n_bytes], info.key, info.n_bytes)
-    plan = make_plan([info], [layout], recipe.task_bytes)
+    plan = make_plan([info], [layout], recipe.task_bytes, {})
     base = Prior.uniform() if recipe.synth.prior == "uniform" else Prior.shipped()
     calibration_s, prior = 0.0, base
     if recipe.synth.prior == "learned":

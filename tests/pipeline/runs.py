@@ -58,7 +58,7 @@ def plan_of(store: MemoryStore) -> Plan:
         return lambda start, count: bytes(store.get_ranges(info, [(start, start + count)])[0])
 
     layouts = [layout_of(read(info), info.key, info.n_bytes, 4096) for info in files]
-    return make_plan(files, layouts, TASK_BYTES)
+    return make_plan(files, layouts, TASK_BYTES, {})
 
 
 def work(archived: Store, origin: MemoryStore, run: str, task: Task) -> Sequence[Row]:

@@ -452,7 +452,7 @@ def test_damaged_evidence_of_a_run_says_what_to_do(kind: str) -> None:
 def test_an_adopted_plan_is_the_stored_one_and_names_what_it_leaves_out() -> None:
     archived, origin = MemoryStore(), source()
     files, ours = origin.list(), plan_of(origin)
-    others = make_plan(files[:3], [layout_of(lambda *_: b"", info.key, info.n_bytes) for info in files[:3]], 10_000)
+    others = make_plan(files[:3], [layout_of(lambda *_: b"", info.key, info.n_bytes) for info in files[:3]], 10_000, {})
     archived.objects[plan_key("run")] = to_parquet(others.rows())
     adopted = adopt_plan(archived, "run", ours, files)
     assert adopted.tasks == others.tasks

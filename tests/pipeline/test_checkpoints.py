@@ -24,12 +24,12 @@ SETTLED = ("--set", "run.settle_seconds=0")
 
 def test_a_pattern_matches_part_by_part() -> None:
     assert find_checkpoints(KEYS, "*/step-*") == [
-        Found("a/step-1", ("a/step-1/w", "a/step-1/x/y"), False),
-        Found("a/step-10", ("a/step-10/w",), False),
-        Found("b/step-1", ("b/step-1/w",), False),
+        Found("a/step-1", ("a/step-1/w", "a/step-1/x/y")),
+        Found("a/step-10", ("a/step-10/w",)),
+        Found("b/step-1", ("b/step-1/w",)),
     ]
     assert [found.name for found in find_checkpoints(KEYS, "step-?")] == ["step-1"]
-    assert find_checkpoints(KEYS, "top") == [Found("top", ("top",), True)]
+    assert find_checkpoints(KEYS, "top") == [Found("top", ("top",))]
     assert [found.name for found in find_checkpoints(["r[1]/w", "r1/w"], "r[[]1]")] == ["r[1]"]
     with pytest.raises(UsageError, match="parts between slashes"):
         find_checkpoints(KEYS, "a//b")
@@ -38,7 +38,7 @@ def test_a_pattern_matches_part_by_part() -> None:
 def why(name: str, *keys: str, **texts: str) -> str | None:
     """Return what `why_unfinished` says of the folder `name` among objects, some of them with a text."""
     every = frozenset(keys) | texts.keys()
-    found = Found(name, tuple(sorted(key for key in every if key.startswith(f"{name}/"))), False)
+    found = Found(name, tuple(sorted(key for key in every if key.startswith(f"{name}/"))))
     return why_unfinished(found, every, lambda key: texts.get(key, "").encode(), 10_000, 600)
 
 
@@ -78,8 +78,8 @@ def test_what_changed_a_moment_ago_waits() -> None:
     def nothing(key: str) -> bytes:
         raise AssertionError(key)
 
-    assert "599 s ago" in (why_unfinished(Found("a", ("a/w",), False), frozenset(["a/w"]), nothing, 599, 600) or "")
-    assert why_unfinished(Found("a", ("a/w",), False), frozenset(["a/w"]), nothing, 600, 600) is None
+    assert "599 s ago" in (why_unfinished(Found("a", ("a/w",)), frozenset(["a/w"]), nothing, 599, 600) or "")
+    assert why_unfinished(Found("a", ("a/w",)), frozenset(["a/w"]), nothing, 600, 600) is None
 
 
 def source_of(tmp_path: Path) -> Path:

@@ -108,7 +108,7 @@ def test_the_tensors_that_teach_are_the_same_however_few_are_held(monkeypatch: p
     segments = tuple(
         Segment(i * n, n, f"layers.{i}.{'abcd'[i % 7 % 4]}", "BF16", (n // 2,), 0, 1, n // 2, 1) for i in range(2000)
     )
-    plan = make_plan([ObjectInfo("m", 2000 * n, "")], [Layout("safetensors", None, "", segments)])
+    plan = make_plan([ObjectInfo("m", 2000 * n, "")], [Layout("safetensors", None, "", segments)], 1 << 28, {})
     monkeypatch.setattr(calibration, "KEPT_TENSORS", len(segments) + 1)
     wanted = [segment for _, segment in calibration.choose(plan)]
     monkeypatch.setattr(calibration, "KEPT_TENSORS", MAX_TENSORS + 1)

@@ -16,7 +16,7 @@ from pipeline import plan as plan_module
 from pipeline.lint import lint
 from pipeline.parquet import from_parquet, to_parquet
 from pipeline.plan import Finding, Plan, adopt, make_plan, matches, select
-from pipeline.segments import Layout, Read, layout_of
+from pipeline.segments import Read, layout_of
 from pipeline.segments.opaque import layout as opaque_layout
 from pipeline.store import ObjectInfo
 from tests import cases
@@ -25,7 +25,7 @@ from tests.cases import CASES
 
 def planned(sizes: dict[str, int], task_bytes: int, segment_bytes: int = 64) -> Plan:
     files = select(ObjectInfo(key, n_bytes, "tag") for key, n_bytes in sizes.items())
-    return make_plan(files, [opaque_layout(info.n_bytes, segment_bytes) for info in files], task_bytes)
+    return make_plan(files, [opaque_layout(info.n_bytes, segment_bytes) for info in files], task_bytes, {})
 
 
 sources = st.dictionaries(st.text("abc/", min_size=1, max_size=5), st.integers(0, 3000), max_size=12)
@@ -91,7 +91,7 @@ def test_an_adopted_plan_keeps_the_warnings() -> None:
         for key, data in case.files.items():
             files.append(ObjectInfo(f"{case.id}/{key}", len(data), ""))
             layouts.append(layout_of(reader(data), key, len(data)))
-    plan = make_plan(files, layouts)
+    plan = make_plan(files, layouts, 1 << 20, {})
     adopted = adopt(files, plan.rows())
     assert {(found.key, found.reason) for found in adopted.warnings} == {
         (found.key, found.reason) for found in plan.warnings
@@ -215,9 +215,3 @@ def test_a_store_that_fails_gives_no_warning() -> None:
         raise StoreError("an answer", "none")
 
     assert lint([ObjectInfo("i.index.json", 10, "")], fail) == []
-
-
-def test_plans_keep_no_segment_twice() -> None:
-    plan = planned({"a": 1000}, 500)
-    assert all(layout.segments == () for layout in plan.layouts)
-    assert Layout("opaque", None, "", ()) == plan.layouts[0]

@@ -17,7 +17,7 @@ from operators.errors import DamageError, FormatError, LimitError
 from operators.limits import RECORD_BYTES, SEGMENT_BYTES
 from pipeline import parquet as rows_module
 from pipeline.parquet import content_digest, from_parquet, to_parquet
-from pipeline.rows import SCHEMA, Row, row_order
+from pipeline.rows import SCHEMA, Row, Rows
 from tests.strategies import damage
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -231,5 +231,5 @@ def test_the_content_digest_is_pinned() -> None:
 
 def test_manifests_are_in_the_order_of_bytes() -> None:
     names = ["b", "a/b", "a", "\U0001f600", "\uffff", "a0"]
-    ordered = sorted((replace(ROWS[0], file=name) for name in names), key=row_order)
+    ordered = Rows.of([replace(ROWS[0], file=name) for name in names]).ordered()
     assert [row.file for row in ordered] == ["a", "a/b", "a0", "b", "\uffff", "\U0001f600"]

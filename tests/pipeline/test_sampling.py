@@ -86,7 +86,7 @@ def test_few_requests_and_few_bytes(n_bytes: int) -> None:
 def test_every_tensor_of_a_large_model_and_no_word_is_torn() -> None:
     part = file_of([30 * MIB, 8192, 20 * MIB, 8192, 64 * MIB, 8192])
     for sample in sample_files(Endless(), [part]):
-        start = sample.segment.offset_bytes + sample.start_bytes
+        start = sample.segment.offset_bytes + region_of(sample.segment.n_bytes)[0]
         assert sample.words.dtype == np.uint16
         assert start % 2 == 0
         assert np.array_equal(sample.words.view(np.uint8), np.arange(start, start + sample.words.nbytes) % 251)
@@ -99,7 +99,7 @@ def test_a_plan_is_sampled_by_files_whatever_its_tasks(monkeypatch: pytest.Monke
     layouts = [Layout(part.format, None, "", part.segments) for part in parts]
     expected = [(s.part.info.key, s.index, s.words.tobytes()) for s in sample_files(Endless(), parts)]
     for task_bytes in (2 * MIB, 400 * MIB):
-        plan = make_plan([part.info for part in parts], layouts, task_bytes)
+        plan = make_plan([part.info for part in parts], layouts, task_bytes, {})
         assert files_of(plan) == parts
         assert [(s.part.info.key, s.index, s.words.tobytes()) for s in sample_plan(Endless(), plan)] == expected
     monkeypatch.setattr(sampling, "BATCH_BYTES", 1)

@@ -25,7 +25,7 @@ from operators.registry import OPERATORS_BY_NAME
 from operators.run import Encoded, digest_of, encode, execute
 from operators.words import Bytes, Words
 from pipeline import carried, encoder, tasks
-from pipeline.encoder import Encoder, search_words, segment_words
+from pipeline.encoder import Encoder, search_segment, segment_words
 from pipeline.executors import attempt
 from pipeline.packs import read_records
 from pipeline.plan import make_plan
@@ -41,6 +41,7 @@ from synth.template import RAW
 from tests.cases import noise
 from tests.memory_store import MemoryStore
 
+TASK_BYTES = 1 << 28
 ROW = Row("a", 0, 1, "t", "U8", None, 0, 1, 1, 1, "safetensors", None, 0)
 BITS = Node(OPERATORS_BY_NAME["merge"].from_params((1,) * 64), (LIT,) * 64)
 
@@ -49,7 +50,7 @@ def stored(program: Node, dtype: str, data: bytes, monkeypatch: pytest.MonkeyPat
     """Store `data` as if the search had found `program`; return the program of the record."""
     encoder = Encoder(OPTIONS, Prior.uniform())
     row = replace(ROW, dtype=dtype, n_bytes=len(data), digest=digest_of(data))
-    found = search_words(row, segment_words(row.dtype, data), OPTIONS, Prior.uniform())
+    found = search_segment(row, data, OPTIONS, Prior.uniform())
     found = replace(found, program=program, template=None, runners_up=(), expansions=7)
     monkeypatch.setattr("synth.roles.synthesise", lambda *_, **__: found)
     encoded, expansions = encoder.record(row, memoryview(data))
@@ -103,7 +104,7 @@ def test_a_program_that_was_misjudged_gives_way_to_a_finalist(monkeypatch: pytes
     data = np.repeat(np.frombuffer(noise(1, 1 << 12), np.uint8), 16).tobytes()
     row = replace(ROW, dtype="U8", n_bytes=len(data), digest=digest_of(data))
     encoder = Encoder(OPTIONS, Prior.uniform())
-    right = search_words(row, np.frombuffer(data, np.uint8), OPTIONS, Prior.uniform())
+    right = search_segment(row, data, OPTIONS, Prior.uniform())
     assert right.template is not None
     wrong = replace(right, template=RAW, winner=replace(right.winner, cost_q8=1), runners_up=(right.winner,))
     monkeypatch.setattr("synth.roles.synthesise", lambda *_, **__: replace(wrong, program=parse("raw")))
@@ -167,7 +168,7 @@ def test_what_follows_is_read_while_a_segment_is_encoded(monkeypatch: pytest.Mon
     monkeypatch.setattr(Encoder, "write", waits)
     monkeypatch.setattr(Encoder, "checked", same)
     source, archive = Source({"a": data}), MemoryStore()
-    [task] = make_plan([source.head("a")], [opaque.layout(len(data), 1000)]).tasks
+    [task] = make_plan([source.head("a")], [opaque.layout(len(data), 1000)], TASK_BYTES, {}).tasks
     rows = TaskWorker(source, archive, "run", new_encoder, str(tmp_path))(task).rows
     assert [row.digest for row in rows] == [digest_of(data[i : i + 1000]) for i in range(0, 10_000, 1000)]
 
@@ -208,7 +209,7 @@ def test_a_file_that_fails_leaves_the_room_alone_in_which_others_are_used(
 
     monkeypatch.setattr(Encoder, "checked", late)
     infos = source.list()
-    [task] = make_plan(infos, [opaque.layout(1000, 1000) for _ in infos]).tasks
+    [task] = make_plan(infos, [opaque.layout(1000, 1000) for _ in infos], TASK_BYTES, {}).tasks
     receipt = TaskWorker(source, archive, "run", new_encoder, str(tmp_path))(task)
     assert [key for key, _ in receipt.failures] == [key for key in sorted(files) if key.startswith("gone")]
     assert checked == [(key, files[key]) for key in sorted(files) if key.startswith("a")]
@@ -243,7 +244,7 @@ def test_records_that_do_not_restore_are_replaced_in_the_pack(
         return False
 
     monkeypatch.setattr(Encoder, "_restores", sabotaged)
-    [task] = make_plan([source.head("a")], [opaque.layout(8000, 1000)]).tasks
+    [task] = make_plan([source.head("a")], [opaque.layout(8000, 1000)], TASK_BYTES, {}).tasks
     receipt = TaskWorker(source, archive, "run", new_encoder, str(tmp_path))(task)
     assert receipt.alarms == ("a@2000",)
     offsets = [row.pack_offset or 0 for row in receipt.rows]
@@ -282,7 +283,7 @@ def test_what_failed_once_is_told_where_the_pack_is_made_again(monkeypatch: pyte
 
     monkeypatch.setattr(TaskWorker, "_work", counted)
     source = MemoryStore({"a": b"".join(noise(i, 1000) for i in range(4))})
-    [task] = make_plan([source.head("a")], [opaque.layout(4000, 1000)]).tasks
+    [task] = make_plan([source.head("a")], [opaque.layout(4000, 1000)], TASK_BYTES, {}).tasks
     receipt = TaskWorker(source, MemoryStore(), "run", new_encoder, str(tmp_path))(task)
     assert len(works) == 2
     assert receipt.alarms == ("a@0",)
@@ -301,7 +302,7 @@ def leftovers(scratch_dir: str) -> int:
     files = {f"a{n}": rng.normal(size=n).astype(np.float32).tobytes() for n in (300, 5_000, 1 << 18)}
     files["gone"] = bytes(8)
     source, archive, infos = Rooms(files), MemoryStore(), [ObjectInfo(key, len(files[key]), "") for key in files]
-    [task] = make_plan(infos, [opaque.layout(info.n_bytes, 1 << 19) for info in infos]).tasks
+    [task] = make_plan(infos, [opaque.layout(info.n_bytes, 1 << 19) for info in infos], TASK_BYTES, {}).tasks
     work = TaskWorker(source, archive, "run", new_encoder, scratch_dir)
     assert work(task).failures  # what is loaded and made once is there now
     archive.objects.clear()
@@ -328,7 +329,7 @@ def test_memory_of_a_task_that_fails_is_used_again(tmp_path: Path) -> None:
         return encoder
 
     source = Rooms({"a": noise(1, 1000)})
-    [task] = make_plan(source.list(), [opaque.layout(1000, 1000)]).tasks
+    [task] = make_plan(source.list(), [opaque.layout(1000, 1000)], TASK_BYTES, {}).tasks
     work = TaskWorker(source, Full(), "run", counted, str(tmp_path))
     gc.disable()
     try:

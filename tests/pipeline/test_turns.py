@@ -50,7 +50,7 @@ def test_all_segments_of_a_tensor_of_blocks_are_dealt_alike(name: str) -> None:
     data = (q4_k(n_blocks) if name == "Q4_K" else block(name, n_blocks)).tobytes()
     file = cases.safetensors([("blocks", "U8", [len(data)], data)])
     layout = look(file, segment_bytes=SMALL_SEGMENT_BYTES)
-    (task,) = make_plan([ObjectInfo("a", len(file), "", None)], [layout]).tasks
+    (task,) = make_plan([ObjectInfo("a", len(file), "", None)], [layout], 2 * len(file), {}).tasks
     encoder = Encoder(OPTIONS, Prior.uniform())
     encoder.start()
     found = []
