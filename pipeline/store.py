@@ -9,11 +9,13 @@ at all, so that no code path can touch what is being archived.
     store.py         the two protocols, and the data that go in and out
     store_base.py    what stores are made of
     store_local.py   folders and files; needs nothing but the standard library
-    store_s3.py      S3 and its lookalikes over s3fs; store_s3_client.py sets the client up and names its errors
+    store_s3.py      S3 and its lookalikes over s3fs; store_s3_client.py sets the client up and names its errors,
+                     store_s3_body.py sends the bytes of a request from where they lie
     store_fsspec.py  any other fsspec URL, with the promises that fsspec can keep
 
-Only these modules import fsspec or s3fs, and only once `locations.py` opens such a URL. Stores are pickled as URL and
-explicit options; clients are built lazily inside the process that uses them, and credentials come from its environment.
+Only these modules import fsspec, s3fs, botocore or aiohttp, and only once `locations.py` opens such a URL. Stores are
+pickled as URL and explicit options; clients are built lazily inside the process that uses them, and credentials come
+from its environment.
 """
 
 from __future__ import annotations
