@@ -7,13 +7,12 @@ create-only, and the next run takes it up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from blake3 import blake3
 
 from operators.errors import (
-    ChangedError,
     ConflictError,
     DamageError,
     DigestError,
@@ -50,12 +49,14 @@ from pipeline.snapshots import (
     FileEntry,
     Snapshot,
     Totals,
+    file_digest,
     from_json,
     headers_from_json,
     headers_to_json,
     inventory_digest,
 )
 from pipeline.store import Headers, ObjectInfo, SourceStore, Store
+from pipeline.store_base import changed
 
 PRIOR_BYTES_MAX = 64 << 20
 UNCHANGED = "unchanged"
@@ -374,12 +375,7 @@ def file_entries(
     by_file = {key: group for (key,), group in Rows.of(rows).by("file")}
     entries = []
     for info in sorted(files, key=key_order):
-        digest = blake3()
         found = by_file.get(info.key, Rows())
-        for n_bytes, segment_digest in found.values("n_bytes", "digest"):
-            if segment_digest is None:
-                raise FormatError("rows with digests", "one without", info.key)
-            digest.update(n_bytes.to_bytes(8, "little") + segment_digest)
         if found:
             kind, reason = found.at(0, "format", "reason")
         else:
@@ -387,8 +383,15 @@ def file_entries(
             kind, reason = empty.format, empty.reason
         told = (headers or {}).get(info.key, ())
         generation = info.key, info.n_bytes, info.etag, info.version
-        entries.append(FileEntry(*generation, kind, reason, digest.hexdigest(), told))
+        entries.append(FileEntry(*generation, kind, reason, file_digest(_digests(found, info.key)), told))
     return entries
+
+
+def _digests(rows: Rows, where: str) -> Iterator[tuple[int, bytes]]:
+    for n_bytes, digest in rows.values("n_bytes", "digest"):
+        if digest is None:
+            raise FormatError("rows with digests", "one without", where)
+        yield n_bytes, digest
 
 
 def _put_manifest(store: Store, snapshot: Snapshot, data: bytes) -> None:
@@ -404,7 +407,7 @@ def _refuse_changed(files: Iterable[ObjectInfo], listing: Iterable[ObjectInfo]) 
     now = {info.key: info for info in listing}
     for info in files:
         if now.get(info.key, info) != info:
-            raise ChangedError("the planned generation", "another one", info.key, "run again when it is at rest")
+            raise changed(info.key)
 
 
 def _publish(store: Store, snapshot: Snapshot) -> Snapshot:

@@ -53,7 +53,7 @@ class SourceComparer:
     def __call__(self, item: SourceItem) -> Verified:
         """Compare; faults are returned, not raised."""
         try:
-            ranges = [(row.offset_bytes, row.segment.end_bytes) for row in item.rows]
+            ranges = [(row.offset_bytes, row.end_bytes) for row in item.rows]
             segments = self._source.get_ranges(item.info, ranges)
         except ArchiveError as error:
             return Verified(len(item.rows), (Failed.of(item.info.key, error),))

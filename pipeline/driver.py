@@ -50,6 +50,7 @@ from pipeline.retention import add_tags
 from pipeline.rows import Rows
 from pipeline.snapshots import Snapshot, package_version, time_text
 from pipeline.store import TAG_COUNT, Headers, ObjectInfo, SourceStore, Store
+from pipeline.store_base import changed
 from pipeline.summary import Failed, Summary, stored_bytes_of
 from pipeline.tasks import ArchiveJob
 from pipeline.verify import VerifyJob, damaged_packs
@@ -233,16 +234,16 @@ class ArchiveRun:
         unchanged, warnings = planned.unchanged, planned.warnings
         del plan, planned, pending, receipts, done  # a listing needs their memory
         now = {info.key: info for info in self.source.list()}
-        changed = self._changed(files, now, summary)
-        self._refuse_changing(changed)
+        found = self._changed(files, now, summary)
+        self._refuse_changing(found)
         newest = tuple(now.get(info.key, info) for info in files)
         lost = {info.key for info in files if info.key not in now} - {failure.key for failure in failed}
-        return _Attempt(draft, rows, unchanged, warnings, [*failed, *changed], newest, not lost)
+        return _Attempt(draft, rows, unchanged, warnings, [*failed, *found], newest, not lost)
 
     def _refuse_changing(self, failed: Iterable[Failed]) -> None:
         """Stop the run at the first file that changed, where the user wants that."""
-        if self.config.run.on_changing == "fail" and (changed := _changing(failed)):
-            raise ChangedError("a source at rest", "another generation", changed[0], "run again when it is at rest")
+        if self.config.run.on_changing == "fail" and (keys := _changing(failed)):
+            raise ChangedError("a source at rest", "another generation", keys[0], "run again when it is at rest")
 
     def _damaged(self, base: Base, recipe: str, executor: Executor) -> list[Finding]:
         """Return the packs of the base that have not their digest, where the user wants them read."""
@@ -315,8 +316,7 @@ class ArchiveRun:
             if info.key not in now:
                 summary.warnings.append(Finding(info.key, "vanished", "it went away during the run"))
             elif now[info.key] != info:
-                error = ChangedError("the planned generation", "another one", info.key, "run again when it is at rest")
-                failed.append(Failed.of(info.key, error))
+                failed.append(Failed.of(info.key, changed(info.key)))
         return failed
 
     def _read(self, info: ObjectInfo, offset_bytes: int, n_bytes: int) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from blake3 import blake3
 
-from operators.errors import ArchiveError, FormatError, LimitError
+from operators.errors import FormatError, LimitError
 from operators.limits import RECORD_BYTES, SEGMENT_BYTES
 from pipeline.rows import BATCH_ROWS, COLUMNS, SCHEMA, TEXTS, Row, Rows, batched, compact, table_of, values_of
 from pipeline.segments.header import RANK_MAX
@@ -133,12 +134,8 @@ def from_parquet(data: bytes, where: str = "") -> Rows:
     LimitError
         Beyond the limits of a reader.
     """
-    try:
+    with _parquet(where):
         return Rows.joined(_read(data, where))
-    except ArchiveError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
-        raise FormatError("rows as Parquet", f"{type(error).__name__}: {str(error)[:200]}", where) from error
 
 
 def packs_in(data: bytes, where: str = "", *, checked: bool) -> set[bytes]:
@@ -158,15 +155,22 @@ def packs_in(data: bytes, where: str = "", *, checked: bool) -> set[bytes]:
         They cannot be read.
     """
     packs: set[bytes] = set()
-    try:
+    with _parquet(where):
         if not checked:
             read = (rows.values("pack", "task") for rows in _read(data, where))
             return {pack for values in read for pack, _ in values if pack is not None}
         for batch in _opened(data).iter_batches(GROUP_ROWS, columns=["pack"], use_threads=False):
             packs.update(pack for pack in batch.column(0).unique().to_pylist() if pack is not None)
+    return packs
+
+
+@contextmanager
+def _parquet(where: str) -> Iterator[None]:
+    """Say of what pyarrow refuses that it is no Parquet of rows."""
+    try:
+        yield
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
         raise FormatError("rows as Parquet", f"{type(error).__name__}: {str(error)[:200]}", where) from error
-    return packs
 
 
 def _groups(rows: Iterable[Row]) -> Iterator[Sequence[Row]]:

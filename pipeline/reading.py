@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
 from operators.errors import DamageError, FormatError, NothingMatchedError, UnsupportedError, UsageError
@@ -25,7 +24,7 @@ from pipeline.rooms import Room
 from pipeline.rows import Row, Rows, spans_of, values_of
 from pipeline.segments import Tensor, tensors_of
 from pipeline.segments.header import HEADER_BYTES_MAX, Header
-from pipeline.snapshots import FileEntry, Snapshot
+from pipeline.snapshots import FileEntry, Snapshot, file_digest
 from pipeline.store import SourceStore
 
 HEADER_LENGTH_BYTES = 8
@@ -66,10 +65,8 @@ def check_file(file: ArchivedFile) -> None:
     FormatError
         Their digests do not give the digest of the file.
     """
-    hasher = blake3()
-    for n_bytes, digest in values_of(file.rows, "n_bytes", "digest"):
-        hasher.update(n_bytes.to_bytes(8, "little") + (digest or b""))
-    entry, found = file.entry, hasher.hexdigest()
+    segments = ((n_bytes, digest or b"") for n_bytes, digest in values_of(file.rows, "n_bytes", "digest"))
+    entry, found = file.entry, file_digest(segments)
     if found != entry.digest:
         raise FormatError(f"segments of the file {entry.digest}", found, entry.key, "verify the manifest")
 
@@ -158,7 +155,7 @@ class Decoder:
 
     def decode_part(self, row: Row, record: memoryview, begin: int, out: NDArray[np.uint8]) -> None:
         """Write the bytes of a segment that belong to `out`, whose first byte is byte `begin` of the file."""
-        start, stop = max(row.offset_bytes - begin, 0), min(row.segment.end_bytes - begin, out.size)
+        start, stop = max(row.offset_bytes - begin, 0), min(row.end_bytes - begin, out.size)
         place = out[start:stop]
         if place.size == row.n_bytes and place.ctypes.data % _ALIGNED == 0:
             self.decode(row, record, place)

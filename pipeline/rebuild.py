@@ -219,5 +219,5 @@ def _headers(store: SourceStore, found: Found) -> Mapping[str, Headers]:
 def _sizes(rows: Iterable[Row]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for row in rows:
-        sizes[row.file] = max(sizes.get(row.file, 0), row.segment.end_bytes)
+        sizes[row.file] = max(sizes.get(row.file, 0), row.end_bytes)
     return sizes

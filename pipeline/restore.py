@@ -165,7 +165,7 @@ class Restorer:
     def _is_there(self, item: RestoreItem, existing: ObjectInfo) -> bool:
         for row in item.file.rows:
             hasher = blake3()
-            end_bytes = row.segment.end_bytes
+            end_bytes = row.end_bytes
             for start in range(row.offset_bytes, end_bytes, COMPARE_BYTES):
                 part = self._target.get_ranges(existing, [(start, min(start + COMPARE_BYTES, end_bytes))])[0]
                 hasher.update(part)

@@ -73,7 +73,7 @@ class Salvage:
     def add(self, told: Told) -> None:
         """Take a row."""
         self.told.setdefault(told.row.file, []).append(told)
-        self.ends.setdefault(told.row.segment.end_bytes, {})[told.row.file] = None
+        self.ends.setdefault(told.row.end_bytes, {})[told.row.file] = None
 
 
 class Packs:
@@ -162,7 +162,7 @@ class Packs:
                 return Finding(key, "ambiguous", f"several versions have bytes at {row.offset_bytes}")
             if row.offset_bytes > end:
                 return Finding(key, "lost_pack", f"no pack holds bytes {end} to {row.offset_bytes}")
-            end = row.segment.end_bytes
+            end = row.end_bytes
         file = ArchivedFile(file_entries([ObjectInfo(key, end, "")], rows)[0], tuple(rows))
         try:
             layout = layout_of(lambda start, n_bytes: range_of(self._store, file, start, start + n_bytes), key, end)
@@ -179,7 +179,7 @@ class Packs:
         """Return the rows of a file with the fingerprints that its run gave them."""
         if all(row.fingerprint != SAMPLED for row in rows):
             return rows
-        info = ObjectInfo(rows[0].file, rows[-1].segment.end_bytes, "")
+        info = ObjectInfo(rows[0].file, rows[-1].end_bytes, "")
         part = Part(info, rows[0].format, rows[0].reason, tuple(row.segment for row in rows))
         file = ArchivedFile(file_entries([info], rows)[0], tuple(rows))
         fingerprints = Fingerprints()
@@ -295,17 +295,17 @@ def _tilings(rows: Iterable[Row], n_bytes: int) -> Iterator[tuple[Row, ...]]:
     leading = {n_bytes}
     """Places from which the end can be reached."""
     for start in sorted(starting, reverse=True):
-        if any(row.segment.end_bytes in leading for row in starting[start].values()):
+        if any(row.end_bytes in leading for row in starting[start].values()):
             leading.add(start)
     path: list[Row] = []
     choices = [iter(starting.get(0, {}).values())]
     while choices:
         for row in choices[-1]:
-            if row.segment.end_bytes == n_bytes:
+            if row.end_bytes == n_bytes:
                 yield (*path, row)
-            elif row.segment.end_bytes in leading:
+            elif row.end_bytes in leading:
                 path.append(row)
-                choices.append(iter(starting[row.segment.end_bytes].values()))
+                choices.append(iter(starting[row.end_bytes].values()))
                 break
         else:
             choices.pop()

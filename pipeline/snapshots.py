@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from blake3 import blake3
+
 from configs.loader import canonical_json
 from operators.errors import FormatError, UnsupportedError
 from pipeline.canonical import digest_of_json
@@ -51,12 +53,19 @@ def clock_text(seconds: int) -> str:
     return time_text(datetime.fromtimestamp(seconds, UTC))
 
 
+def file_digest(segments: Iterable[tuple[int, bytes]]) -> str:
+    """Return the digest of a file: BLAKE3-256 over the size (eight bytes, little-endian) and digest of each segment."""
+    hasher = blake3()
+    for n_bytes, digest in segments:
+        hasher.update(n_bytes.to_bytes(8, "little") + digest)
+    return hasher.hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class FileEntry:
     """One archived file: its generation in the source, how it was cut, and the digest of its bytes.
 
-    `digest` is BLAKE3-256 over the size (eight bytes, little-endian) and digest of each segment in order. `headers` are
-    what the source kept beside its bytes.
+    `digest` is what `file_digest` gives. `headers` are what the source kept beside its bytes.
     """
 
     key: str

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from operators.errors import DeniedError, ExistsError, LimitError, StoreError
+from operators.errors import ChangedError, DeniedError, ExistsError, LimitError, StoreError
 from pipeline.store import Data, Headers, ObjectInfo, Range, SourceStore, Staged, Store, Stretch, Whole
 
 MAX_REQUEST_BYTES = 16 << 20
@@ -82,6 +82,11 @@ class StoreBase:
         finally:
             with contextlib.suppress(DeniedError):
                 self.delete(PROBE_KEY)
+
+
+def changed(where: str) -> ChangedError:
+    """The error for another generation than the planned one."""
+    return ChangedError("the planned generation", "another one", where, "run again when it is at rest")
 
 
 def get_whole(store: SourceStore, key: str, max_bytes: int) -> bytes:

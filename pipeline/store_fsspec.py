@@ -16,11 +16,11 @@ from typing import Any
 
 import fsspec.core
 
-from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError, UsageError
+from operators.errors import DeniedError, ExistsError, NotFoundError, PathError, StoreError, UsageError
 from pipeline.keys import key_order, safe_local_path
 from pipeline.rooms import Room
 from pipeline.store import Buffers, Data, Dated, Headers, Leftovers, Listing, ObjectInfo, Range, Scope
-from pipeline.store_base import StoreBase, check_ranges, coalesce, exactly, get_whole
+from pipeline.store_base import StoreBase, changed, check_ranges, coalesce, exactly, get_whole
 
 _TOKENS = ("ETag", "etag", "sha256", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
@@ -128,7 +128,7 @@ class FsspecSource:
     def _check_unchanged(self, info: ObjectInfo) -> None:
         now = self.head(info.key)
         if info.n_bytes != now.n_bytes or info.etag not in {"", now.etag}:
-            raise ChangedError("the planned generation", "another one", info.key, "run again when it is at rest")
+            raise changed(info.key)
 
     def _full(self, key: str) -> str:
         if not key or key.endswith("/"):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from operators.errors import ChangedError, DeniedError, ExistsError, NotFoundError, PathError, StoreError
+from operators.errors import DeniedError, ExistsError, NotFoundError, PathError, StoreError
 from pipeline.keys import clashing_keys, key_order, safe_local_path
 from pipeline.locations import absolute_url
 from pipeline.rooms import Room, taken
@@ -37,6 +37,7 @@ from pipeline.store_base import (
     SPOOL_PREFIX,
     SPOOL_SUFFIX,
     StoreBase,
+    changed,
     check_ranges,
     check_tiles,
     exactly,
@@ -459,7 +460,7 @@ def _check_unchanged(info: ObjectInfo, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise NotFoundError("a file", "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or device", info.key)
     if info.etag not in {"", _info(info.key, status).etag}:
-        raise ChangedError("the planned generation", "another one", info.key, "run again when it is at rest")
+        raise changed(info.key)
 
 
 def _read_into(fd: int, buffer: memoryview, offset: int, info: ObjectInfo) -> None:

@@ -51,7 +51,7 @@ from pipeline.store import (
     Stretch,
     Whole,
 )
-from pipeline.store_base import MAX_REQUEST_BYTES, StoreBase, check_ranges, check_tiles, coalesce, exactly
+from pipeline.store_base import MAX_REQUEST_BYTES, StoreBase, changed, check_ranges, check_tiles, coalesce, exactly
 from pipeline.store_s3_body import Body
 from pipeline.store_s3_client import (
     BUSY,
@@ -59,7 +59,6 @@ from pipeline.store_s3_client import (
     REQUESTS_AT_ONCE,
     WRITE_ID,
     arguments_of,
-    changed,
     client_options,
     code_of,
     etag_of,

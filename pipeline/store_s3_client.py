@@ -12,7 +12,6 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from operators.errors import (
     ArchiveError,
-    ChangedError,
     DeniedError,
     ExistsError,
     NotFoundError,
@@ -20,6 +19,7 @@ from operators.errors import (
     UsageError,
 )
 from pipeline.store import TAG_COUNT, Headers, is_header
+from pipeline.store_base import changed
 
 REQUESTS_AT_ONCE = 8
 """Of one read; a client has connections for several of them."""
@@ -163,11 +163,6 @@ def etag_of(answer: Mapping[str, Any]) -> str:
     """Return the ETag of an answer or of an entry of a listing, in quotes: some stores leave them out in listings."""
     etag: str = answer["ETag"]
     return etag if etag.endswith('"') else f'"{etag}"'
-
-
-def changed(where: str) -> ChangedError:
-    """The error for another generation than the planned one."""
-    return ChangedError("the planned generation", "another one", where, "run again when it is at rest")
 
 
 def code_of(error: BaseException | None) -> str:

@@ -118,7 +118,7 @@ def of_ours(checkpoint: ours.Checkpoint, file: str, recipe: str, *, verify: bool
     def check() -> tuple[int, bool]:
         view = memoryview(checkpoint.data)
         same = all(
-            target.data == view[record.row.offset_bytes : record.row.segment.end_bytes]
+            target.data == view[record.row.offset_bytes : record.row.end_bytes]
             for record, target in zip(records, ours.targets_of(records), strict=True)
         )
         for target in ours.targets_of(records):

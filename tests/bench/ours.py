@@ -108,7 +108,7 @@ def open_checkpoint(file: Path, recipe: Recipe) -> Checkpoint:
             _LEARNED[file, same] = cpu_seconds(lambda: learn_prior(source, plan, recipe.synth, base))
         calibration_s, prior = _LEARNED[file, same]
     view = memoryview(data)
-    segments = [[(row, view[row.offset_bytes : row.segment.end_bytes]) for row in task.rows()] for task in plan.tasks]
+    segments = [[(row, view[row.offset_bytes : row.end_bytes]) for row in task.rows()] for task in plan.tasks]
     return Checkpoint(segments, data, prior, recipe, calibration_s)
 
 

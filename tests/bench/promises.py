@@ -53,7 +53,7 @@ def range_of_a_large_tensor() -> Found:
         snapshot = find_snapshot(open_source(str(place)))
         item = archived_files(snapshot, load_manifest(store, snapshot))[0]
         middle = begin + TENSOR_BYTES // 2
-        segment = next(row for row in item.rows if row.offset_bytes <= middle < row.segment.end_bytes)
+        segment = next(row for row in item.rows if row.offset_bytes <= middle < row.end_bytes)
         assert segment.stored_bytes is not None
         start = segment.offset_bytes + (segment.n_bytes - RANGE_BYTES) // 2  # the middle itself is where two meet
         store.n_bytes = 0

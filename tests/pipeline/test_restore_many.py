@@ -192,7 +192,7 @@ def test_stretches_tile_a_file(sizes: list[int], stretch_bytes: int, step_bytes:
         assert item.file.rows == file.touched(item.begin, item.end)
         end = item.end
         if step_bytes == 1:
-            assert item.file.rows[-1].segment.end_bytes == end
+            assert item.file.rows[-1].end_bytes == end
     assert end == file.n_bytes
 
 
