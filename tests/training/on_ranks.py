@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from operators.errors import UnsupportedError, UsageError
+from operators.errors import FormatError, UnsupportedError, UsageError
 from pipeline import collectives as cc
 from pipeline import training
 from pipeline.messages import TensorCodec
@@ -148,6 +148,11 @@ def refusals(rank: int, size: int) -> None:
     mine = [codec.books.id.hex()] * size
     dist.all_gather_object(mine, codec.books.id.hex())
     assert ids[0] in mine
+    if rank == 0:
+        dist.send(torch.tensor([1 << 40]), 1)
+    elif rank == 1:
+        with pytest.raises(FormatError, match="from rank 0"):
+            cc.recv(torch.zeros(8), 0, codec=codec)
     with pytest.raises(UnsupportedError) as refused:
         cc.all_reduce(x, codec=codec)
     assert all(one in str(refused.value) for one in mine)
