@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,6 +15,7 @@ from blake3 import blake3
 from operators.errors import (
     ArchiveError,
     ArchiveNotFoundError,
+    DamageError,
     DeniedError,
     DigestError,
     ExistsError,
@@ -242,6 +243,8 @@ def load_snapshot(store: SourceStore, checkpoint: str, seq: int) -> Snapshot:
 def find_snapshot(store: SourceStore, name: str | None = None, as_of: str | None = None) -> Snapshot:
     """Return the snapshot that a user names as ``CHECKPOINT`` (its newest) or ``CHECKPOINT/SEQ``.
 
+    A name that is both, since checkpoints may have slashes in theirs, is that of the snapshot, as `list` prints it.
+
     Parameters
     ----------
     store : SourceStore
@@ -263,22 +266,37 @@ def find_snapshot(store: SourceStore, name: str | None = None, as_of: str | None
         if len(known) > 1:
             raise UsageError("one of several checkpoints", "no name", "--snapshot", f"known: {', '.join(known)[:400]}")
         name = next(iter(known), "")
-    if name in known:
-        newest_first = (load_snapshot(store, name, seq) for seq in reversed(known[name]))
-        if as_of is None:
-            return next(newest_first)
-        latest = latest_time(as_of)
-        for snapshot in newest_first:
-            if snapshot.time <= latest:
-                return snapshot
-        raise ArchiveNotFoundError(f"a snapshot of {latest} or before", "none", name, "see `brevis list`")
+    if name in known and as_of is not None:
+        return _newest_of(store, name, known[name], latest_time(as_of))
     checkpoint, _, seq = name.rpartition("/")
     if checkpoint in known and seq.isdecimal() and int(seq) in known[checkpoint]:
         if as_of is not None:
             raise UsageError("CHECKPOINT/SEQ or --as-of", "both", name)
         return load_snapshot(store, checkpoint, int(seq))
+    if name in known:
+        return load_snapshot(store, name, known[name][-1])
     hint = f"known: {', '.join(known)[:400]}" if known else "nothing was committed yet"
     raise ArchiveNotFoundError("a checkpoint or CHECKPOINT/SEQ", name or "none", store.url, hint)
+
+
+def _newest_of(store: SourceStore, checkpoint: str, numbers: Sequence[int], latest: str) -> Snapshot:
+    """Return the newest snapshot of a time; one that cannot be read fails it only where it may be that one."""
+    unread: DamageError | None = None
+    for seq in reversed(numbers):
+        try:
+            snapshot = load_snapshot(store, checkpoint, seq)
+        except DamageError as error:
+            unread = unread or error
+            continue
+        if snapshot.time > latest:
+            unread = None
+        elif unread is not None:
+            raise unread
+        else:
+            return snapshot
+    if unread is not None:
+        raise unread
+    raise ArchiveNotFoundError(f"a snapshot of {latest} or before", "none", checkpoint, "see `brevis list`")
 
 
 def latest_time(text: str) -> str:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import pipeline
-from operators.errors import ArchiveNotFoundError, DigestError, NotFoundError, UnsupportedError, UsageError
+from operators.errors import ArchiveNotFoundError, DamageError, DigestError, NotFoundError, UnsupportedError, UsageError
 from operators.words import DTYPES
 from pipeline import archive as archive_module
 from pipeline import opening
@@ -361,6 +361,37 @@ def test_the_snapshot_of_a_time(place: Path, monkeypatch: pytest.MonkeyPatch) ->
             latest_time(wrong)
     with pytest.raises(UsageError, match="--as-of"):
         pipeline.open(str(place), "source/2", as_of="2026-11-29")
+
+
+def test_a_damaged_snapshot_fails_the_times_that_it_may_be_of(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only = pipeline.open(str(place)).snapshot
+    times = {1: "2026-11-28T03:00:00Z", 3: "2026-11-30T03:00:00Z", 5: "2026-12-02T03:00:00Z"}
+
+    def load(_store: Any, _checkpoint: str, seq: int) -> Any:
+        if seq not in times:
+            raise DamageError("a snapshot", f"damage in {seq}", "here")
+        return replace(only, seq=seq, time=times[seq])
+
+    monkeypatch.setattr(archive_module, "checkpoints", lambda _: {"source": [0, 1, 2, 3, 4, 5]})
+    monkeypatch.setattr(archive_module, "load_snapshot", load)
+    assert pipeline.open(str(place), as_of="2026-12-02").snapshot.seq == 5
+    for as_of, seq in (("2026-11-30", 4), ("2026-11-29", 2), ("2026-11-01", 0)):
+        with pytest.raises(DamageError, match=f"damage in {seq}"):
+            pipeline.open(str(place), as_of=as_of)
+
+
+def test_a_snapshot_is_named_before_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Checkpoints found by patterns have slashes in their names: one may be that of a snapshot of another."""
+    for name, data in (("llama", b"this is A"), ("llama/1", b"this is B")):
+        (tmp_path / "source").mkdir(exist_ok=True)
+        (tmp_path / "source" / "f").write_bytes(data)
+        assert main(["archive", str(tmp_path / "source"), str(tmp_path / "v"), "--name", name, "-q"]) == 0
+    capsys.readouterr()
+    opened = pipeline.open(str(tmp_path / "v"), "llama")
+    for one in (opened, pickle.loads(pickle.dumps(opened)), pipeline.open(str(tmp_path / "v"), "llama/1")):
+        assert (one.snapshot.name, one.open("f").read()) == ("llama/1", b"this is A")
+    other = pipeline.open(str(tmp_path / "v"), "llama/1/1")
+    assert pickle.loads(pickle.dumps(other)).open("f").read() == b"this is B"
 
 
 def test_commands_take_a_time(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
