@@ -54,7 +54,7 @@ _KINDS = (
     # In the order of removal: what refers goes before what it refers to.
     re.compile(r"runs/[0-9a-f]{64}/receipts/.+"),
     re.compile(r"runs/[0-9a-f]{64}/.+"),
-    re.compile(r"expired/[^/]+/[0-9]{8}-[0-9a-f]{64}\.json"),
+    re.compile(r"expired/[^/]+/[0-9]{8}-[0-9a-f]{64}(-[0-9]+)?(\.tags)?\.json"),
     re.compile(r"manifests/[0-9a-f]{64}\.parquet"),
     re.compile(r"packs/([0-9a-f]{2})/\1[0-9a-f]{62}"),
 )
@@ -124,7 +124,7 @@ def mark(store: Store, floor_seconds: int = FLOOR_SECONDS) -> Marked:
     for key in commits:
         _reach(store, key, live, runs)
     for item in store.dated("expired/"):
-        if item.written >= border and _KINDS[2].fullmatch(item.key):
+        if item.written >= border and (named := _KINDS[2].fullmatch(item.key)) and named[2] is None:
             with contextlib.suppress(DamageError, NotFoundError):  # it cannot come back, whatever is kept
                 _reach(store, item.key, live, runs)
     runs |= _working(store, border, live, runs)

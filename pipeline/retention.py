@@ -9,12 +9,15 @@ those whose source was freed.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from blake3 import blake3
 
+from configs.loader import canonical_json
 from operators.errors import ArchiveNotFoundError, ConflictError, DamageError, DigestError, FormatError, NotFoundError
 from pipeline.archive import (
     SNAPSHOT_BYTES_MAX,
@@ -34,6 +37,7 @@ from pipeline.packs import pack_key
 from pipeline.snapshots import from_json
 from pipeline.store import SourceStore, Store
 
+_COPY = re.compile(r"[0-9a-f]{64}(?:-([0-9]+))?\.json")
 RELEASED = "released"
 """Tag of a snapshot whose source was freed: it may be the last copy, so that it goes by name alone."""
 
@@ -159,7 +163,9 @@ def expire(store: Store, checkpoint: str, seq: int, *, released: bool = False) -
         data = store.get(key, max_bytes=SNAPSHOT_BYTES_MAX)
     except NotFoundError as error:
         raise ArchiveNotFoundError("a snapshot", "none", key, "see `brevis list`") from error
-    copy = f"{_expired_prefix(checkpoint, seq)}{blake3(data).hexdigest()}.json"
+    # A copy of its own for each drop: gc counts its age from there, and the last one is what comes back.
+    number = 1 + max(_copies(store, checkpoint, seq), default=0)
+    copy = f"{_expired_prefix(checkpoint, seq)}{blake3(data).hexdigest()}-{number}.json"
     if put_once(store, copy, data, SNAPSHOT_BYTES_MAX) != data:
         raise DigestError("a copy of the snapshot", "other bytes", copy, "remove it and run again")
     store.delete(key)
@@ -168,30 +174,34 @@ def expire(store: Store, checkpoint: str, seq: int, *, released: bool = False) -
         # `release-source` puts the tag, then looks for the commit: one of both sees the other, whatever the order.
         revive(store, checkpoint, seq)
         raise ConflictError("a snapshot to drop", "one whose source is being freed", key, "run again: it stays")
+    if tags:
+        put_once(store, _tags_of_copy(copy), canonical_json(sorted(tags)), SNAPSHOT_BYTES_MAX)
     for tag in tags:
         store.delete(tag_key(checkpoint, seq, tag))
 
 
 def revive(store: Store, checkpoint: str, seq: int) -> None:
-    """Bring back a commit that `expire` dropped; gc keeps what it needs as long as it keeps the copy itself.
+    """Bring back the last dropped commit of a number, and its tags; gc keeps what it needs as long as it has a copy.
 
     Raises
     ------
     ArchiveNotFoundError
-        No copy, or more than one.
+        No copy.
     ConflictError
         The number is taken, or a collection has begun to remove what it needs.
     NotFoundError
         Some of it is gone.
     """
-    copies = [info.key for info in store.list(_expired_prefix(checkpoint, seq))]
-    if len(copies) != 1:
-        raise ArchiveNotFoundError("one dropped snapshot", f"{len(copies)}", f"{checkpoint}/{seq}", "see expired/")
-    data = store.get(copies[0], max_bytes=SNAPSHOT_BYTES_MAX)
-    snapshot = from_json(data, copies[0])
+    copies = _copies(store, checkpoint, seq)
+    if not copies:
+        raise ArchiveNotFoundError("a dropped snapshot", "none", f"{checkpoint}/{seq}", "see expired/")
+    copy = copies[max(copies)]
+    data = store.get(copy, max_bytes=SNAPSHOT_BYTES_MAX)
+    snapshot = from_json(data, copy)
     key = snapshot_key(checkpoint, seq)
     if (snapshot.checkpoint, snapshot.seq) != (checkpoint, seq):
-        raise FormatError(f"the snapshot {checkpoint}/{seq}", snapshot.name, copies[0], "it was copied from elsewhere")
+        raise FormatError(f"the snapshot {checkpoint}/{seq}", snapshot.name, copy, "it was copied from elsewhere")
+    tags = _stored_tags(store, _tags_of_copy(copy))
     sizes = pack_sizes(load_manifest(store, snapshot))
     spare(store, {manifest_key(snapshot.manifest), *map(pack_key, sizes)})
     load_manifest(store, snapshot)  # again: it may have been removed before it was spared
@@ -199,6 +209,30 @@ def revive(store: Store, checkpoint: str, seq: int) -> None:
         raise NotFoundError("the packs of this snapshot", gone[0].detail, gone[0].key, "restore them from another copy")
     if put_once(store, key, data, SNAPSHOT_BYTES_MAX) != data:
         raise ConflictError("a free number", "another snapshot", key, "prune that one first")
+    add_tags(store, checkpoint, seq, tags)
+
+
+def _copies(store: SourceStore, checkpoint: str, seq: int) -> dict[int, str]:
+    """Return the copies of commits of a number, by the drops that made them."""
+    prefix = _expired_prefix(checkpoint, seq)
+    found = ((_COPY.fullmatch(info.key.removeprefix(prefix)), info.key) for info in store.list(prefix))
+    return {int(match[1] or 1): key for match, key in found if match}
+
+
+def _stored_tags(store: SourceStore, key: str) -> tuple[str, ...]:
+    try:
+        found = json.loads(store.get(key, max_bytes=SNAPSHOT_BYTES_MAX))
+    except NotFoundError:
+        return ()
+    except ValueError as error:
+        raise FormatError("tags as JSON", str(error), key, "remove it, and tag the snapshot again") from error
+    if not isinstance(found, list) or not all(isinstance(tag, str) for tag in found):
+        raise FormatError("a list of tags", repr(found)[:100], key, "remove it, and tag the snapshot again")
+    return checked_tags(found)
+
+
+def _tags_of_copy(copy: str) -> str:
+    return copy.removesuffix(".json") + ".tags.json"
 
 
 def _expired_prefix(checkpoint: str, seq: int) -> str:

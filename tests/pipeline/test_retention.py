@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from pipeline import garbage
 from pipeline.archive import find_snapshot, load_manifest, missing_packs, pack_sizes
-from pipeline.garbage import collect
-from pipeline.retention import Kept, Policy, decide_kept
+from pipeline.garbage import collect, mark
+from pipeline.locations import open_store
+from pipeline.retention import Kept, Policy, add_tags, decide_kept, expire, revive, tags_of
 from pipeline.store_s3 import PART_BYTES, S3Store
 from tests.cases import noise
 from tests.pipeline.commands import QUICK, Capture, Ran, files_of, objects_of, write
@@ -128,6 +129,39 @@ def test_a_dropped_snapshot_comes_back(tmp_path: Path, capsys: Capture) -> None:
     assert after == before
     assert Ran(capsys, "prune", archive, "--undo", "source/2").code == 10
     assert Ran(capsys, "prune", archive, "--undo", "source/9").code == 10
+
+
+def test_tags_come_back_and_the_last_drop_of_a_number(tmp_path: Path, capsys: Capture) -> None:
+    """A snapshot whose source was freed stays beyond all rules, dropped and brought back or not."""
+    source, archive = nights(tmp_path, capsys)
+    store = open_store(str(archive))
+    add_tags(store, "source", 1, ["released", "gold"])
+    expire(store, "source", 1, released=True)
+    assert tags_of(store, "source").get(1) is None
+    revive(store, "source", 1)
+    assert sorted(tags_of(store, "source")[1]) == ["gold", "released"]
+    kept = Ran(capsys, "prune", archive, "--keep-last", "1").json["snapshots"]
+    assert "tag released" in {one["snapshot"]: one["kept_by"] for one in kept}["source/1"]
+    expire(store, "source", 3)
+    (source / "z.bin").write_bytes(b"another third night")
+    assert Ran(capsys, "archive", source, archive, *QUICK).json["snapshot"] == "source/3"
+    another = find_snapshot(store, "source/3")
+    expire(store, "source", 3)
+    revive(store, "source", 3)
+    assert find_snapshot(store, "source/3") == another
+
+
+def test_a_second_drop_can_be_undone_as_long_as_the_first(tmp_path: Path, capsys: Capture) -> None:
+    _, archive = nights(tmp_path, capsys)
+    store = open_store(str(archive))
+    expire(store, "source", 1)
+    revive(store, "source", 1)
+    age(archive, 1000)
+    expire(store, "source", 1)
+    assert not [key for key in mark(store).garbage if key.startswith(("packs/", "manifests/"))]
+    age(archive, 1000)
+    marked = {key for key in mark(store).garbage if key.startswith("expired/")}
+    assert marked == {str(copy.relative_to(archive)) for copy in objects_of(archive, "expired")}
 
 
 @pytest.mark.parametrize(
