@@ -322,12 +322,14 @@ def load_manifest(store: SourceStore, snapshot: Snapshot) -> Rows:
     Raises
     ------
     DamageError
-        Size, digest or content are not those that the snapshot names.
-    NotFoundError
-        The manifest is gone.
+        The manifest is gone, or size, digest or content are not those that the snapshot names.
     """
     key = manifest_key(snapshot.manifest)
-    rows = from_parquet(manifest_bytes(store, snapshot), key)
+    try:
+        data = manifest_bytes(store, snapshot)
+    except NotFoundError as error:
+        raise DamageError("the manifest of a snapshot", "none", key, "see `brevis rebuild`") from error
+    rows = from_parquet(data, key)
     check_tiles({entry.key: entry.n_bytes for entry in snapshot.files}, rows, key)
     return rows
 

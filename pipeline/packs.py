@@ -21,7 +21,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from operators.books import MAX_BOOKS_BYTES, Books
-from operators.errors import FormatError, LimitError, StoreError
+from operators.errors import DamageError, FormatError, LimitError, NotFoundError, StoreError
 from operators.literals.fixed import Fixed
 from operators.record import PACK_FOOTER_BYTES, books_range, pack_footer, pack_header
 from operators.words import Bytes
@@ -250,8 +250,10 @@ def read_records(store: SourceStore, rows: Sequence[Row]) -> Iterator[tuple[Row,
 
     Raises
     ------
+    DamageError
+        A pack is missing.
     StoreError
-        A pack is missing or shorter than it must be.
+        A pack is shorter than it must be, or cannot be read.
     """
     for window in record_windows(store, rows, [Room()]):
         yield from window
@@ -262,8 +264,10 @@ def record_windows(store: SourceStore, rows: Sequence[Row], rooms: Sequence[Room
 
     Raises
     ------
+    DamageError
+        A pack is missing.
     StoreError
-        A pack is missing or shorter than it must be.
+        A pack is shorter than it must be, or cannot be read.
     """
     turns = cycle(rooms)
     for window in _windows(rows):
@@ -272,7 +276,11 @@ def record_windows(store: SourceStore, rows: Sequence[Row], rooms: Sequence[Room
         room = next(turns)
         room.clear()
         places = map(Place.of, window)
-        records = store.get_ranges(pack, [(place.offset, place.end) for place in places], room)
+        try:
+            records = store.get_ranges(pack, [(place.offset, place.end) for place in places], room)
+        except NotFoundError as error:  # a manifest or receipt names it: the archive is not what it was
+            step = "restore the pack from another copy, or archive again"
+            raise DamageError("a pack that is named", "none", pack.key, step) from error
         yield list(zip(window, records, strict=True))
 
 

@@ -146,7 +146,7 @@ def require_whole(store: SourceStore, snapshot: Snapshot, where: str) -> None:
         rows = load_manifest(store, snapshot)
         check_files(snapshot, rows)
         faults = missing_packs(store, pack_sizes(rows))
-    except (DamageError, NotFoundError) as error:
+    except DamageError as error:
         raise EvidenceError(f"a whole {where}", str(error), snapshot.name, "see `brevis rebuild`") from error
     if faults:
         found = f"{len(faults)} packs that are not: {faults[0].key}, {faults[0].detail}"

@@ -20,6 +20,7 @@ from blake3 import blake3
 
 from operators.errors import (
     ArchiveError,
+    DamageError,
     DeniedError,
     DigestError,
     FormatError,
@@ -124,7 +125,7 @@ class Verifier:
         for row, record in self._records(item.rows):
             place = Place.of(row)
             try:
-                if isinstance(record, StoreError):
+                if isinstance(record, ArchiveError):
                     raise record
                 self._check(row, record)
                 if item.whole and place.offset >= end_bytes:  # equal segments share a record, hashed once
@@ -137,18 +138,18 @@ class Verifier:
             failures += self._frame(item.rows, hasher, end_bytes)
         return Verified(len(item.rows), tuple(failures))
 
-    def _records(self, rows: Sequence[Row]) -> Iterator[tuple[Row, memoryview | StoreError]]:
+    def _records(self, rows: Sequence[Row]) -> Iterator[tuple[Row, memoryview | ArchiveError]]:
         """Yield each row with its record; where a read fails, the rest is read one by one to name each loss."""
         done = 0
         try:
             for row, record in read_records(self._archive, rows):
                 done += 1
                 yield row, record
-        except StoreError:
+        except (DamageError, StoreError):
             for row in rows[done:]:
                 try:
                     yield from read_records(self._archive, [row])
-                except StoreError as error:
+                except (DamageError, StoreError) as error:
                     yield row, error
 
     def _check(self, row: Row, record: memoryview) -> None:

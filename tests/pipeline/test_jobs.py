@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from operators.errors import StoreError
+import pipeline
+from operators.errors import DamageError, StoreError
 from operators.limits import SEGMENT_BYTES
 from pipeline import commit as commit_module
 from pipeline import planning, reading, segments, tasks
@@ -452,6 +453,25 @@ def test_damage_is_found_and_named(source: Path, tmp_path: Path, capsys: Capture
     assert [item["key"] for item in restored.json["failures"]] == ["model.safetensors"]
     assert sorted(files_of(tmp_path / "out")) == ["empty.txt", "sub/config.json"]
     pack.unlink()
+    for level in ("manifest", "bytes", "decode"):
+        assert Ran(capsys, "verify", archive, "--level", level).code == 4
+
+
+@pytest.mark.parametrize(
+    ("lost", "step"), [("manifests", "brevis rebuild"), ("packs", "another copy, or archive again")]
+)
+def test_what_is_lost_is_damage(lost: str, step: str, source: Path, tmp_path: Path, capsys: Capture) -> None:
+    archive = tmp_path / "archive"
+    Ran(capsys, "archive", source, archive, *QUICK)
+    shutil.rmtree(archive / lost)
+    for words in (("restore", archive, tmp_path / "out"), ("restore", archive, tmp_path / "a", "--tensor", "a")):
+        ran = Ran(capsys, *words)
+        assert ran.code == 4, words
+        assert step in ran.json["error"]["next_step"]
+    assert main(["cat", str(archive), "--file", "sub/config.json"]) == 4
+    assert step in capsys.readouterr().err
+    with pytest.raises(DamageError, match=step), pipeline.open(str(archive)).open("sub/config.json") as file:
+        file.read()
     for level in ("manifest", "bytes", "decode"):
         assert Ran(capsys, "verify", archive, "--level", level).code == 4
 

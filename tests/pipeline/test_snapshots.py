@@ -16,7 +16,6 @@ from operators.errors import (
     ArchiveNotFoundError,
     DamageError,
     FormatError,
-    NotFoundError,
     UnsupportedError,
     UsageError,
 )
@@ -235,5 +234,5 @@ def test_missing_manifests_are_named() -> None:
     archived = MemoryStore()
     snapshot = drive(archived, source())
     del archived.objects[manifest_key(snapshot.manifest)]
-    with pytest.raises(NotFoundError, match="manifests/"):
+    with pytest.raises(DamageError, match=r"manifests/.*brevis rebuild"):
         load_manifest(archived, snapshot)
