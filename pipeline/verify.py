@@ -82,7 +82,7 @@ class PackItem:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Segments that were checked, and what was found."""
+    """Segments that were checked and are right, and what was found."""
 
     segments: int
     failures: tuple[Failed, ...]
@@ -134,9 +134,10 @@ class Verifier:
                     end_bytes = place.end
             except ArchiveError as error:
                 failures.append(Failed.of(row.where, error))
+        verified = len(item.rows) - len(failures)
         if item.whole and not failures:
             failures += self._frame(item.rows, hasher, end_bytes)
-        return Verified(len(item.rows), tuple(failures))
+        return Verified(verified, tuple(failures))
 
     def _records(self, rows: Sequence[Row]) -> Iterator[tuple[Row, memoryview | ArchiveError]]:
         """Yield each row with its record; where a read fails, the rest is read one by one to name each loss."""

@@ -110,6 +110,20 @@ def test_a_receipt_tells_what_was_found(archive: Path, capsys: Capture) -> None:
     assert (str(pack.relative_to(archive)), "wrong_size") in map(tuple, receipt["failures"])
 
 
+def test_what_failed_is_not_verified(archive: Path, capsys: Capture) -> None:
+    whole = Ran(capsys, "verify", archive).json
+    assert whole["verified"] == whole["segments"]
+    (archive / "packs").rename(archive / "elsewhere")
+    lost = Ran(capsys, "verify", archive, "--receipt").json
+    assert (lost["segments"], lost["verified"]) == (whole["segments"], 0)
+    assert json.loads(objects_of(archive, "verify")[0].read_bytes())["verified"] == 0
+    (archive / "elsewhere").rename(archive / "packs")
+    store = open_source(str(archive))
+    row = next(row for row in load_manifest(store, find_snapshot(store)) if row.file == "z.bin")
+    flip(archive / pack_key(row.pack or b""), row.pack_offset or 0)
+    assert Ran(capsys, "verify", archive).json["verified"] == whole["segments"] - 1
+
+
 # -- the source ---------------------------------------------------------------------------------
 
 
