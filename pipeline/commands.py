@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.loader import RAY_BYTES, Run, load_run
 from operators.errors import (
+    ArchiveNotFoundError,
     DamageError,
     NothingMatchedError,
     UsageError,
@@ -255,6 +256,8 @@ def listing(arguments: argparse.Namespace, report: Report) -> int:
                 found.append({"snapshot": f"{checkpoint}/{number}", "damaged": str(error)})
                 lines.append(f"{checkpoint}/{number}  damaged: {error}")
                 continue
+            except ArchiveNotFoundError:
+                continue  # a prune was here
             if latest is not None and snapshot.time > latest:
                 continue
             totals = snapshot.totals

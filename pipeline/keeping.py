@@ -145,6 +145,8 @@ def _rebuild_manifests(store: Store, packs: Packs, report: Report) -> int:
                 rebuilt.append(snapshot.name)
             except (DamageError, NotFoundError) as error:
                 failures.append(Failed.of(f"{checkpoint}/{seq}", error))
+            except ArchiveNotFoundError:
+                continue  # a prune was here
     runs = [find_lost(store, name) for name in lost_runs(store)]
     report.give(
         {

@@ -129,6 +129,8 @@ def _snapshots(store: SourceStore, name: str | None, summary: Summary, *, every:
                 yield load_snapshot(store, checkpoint, number)
             except DamageError as error:
                 summary.failures.append(Failed.of(f"{checkpoint}/{number}", error))
+            except ArchiveNotFoundError:
+                continue  # a prune was here
 
 
 def _filtered(arguments: argparse.Namespace) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from operators.errors import DeniedError
 from operators.run import execute
-from pipeline import comparing, reading, verifying
+from pipeline import commands, comparing, keeping, reading, verifying
 from pipeline.archive import find_snapshot, load_manifest
 from pipeline.locations import open_source
 from pipeline.packs import pack_key
@@ -122,6 +122,20 @@ def test_what_failed_is_not_verified(archive: Path, capsys: Capture) -> None:
     row = next(row for row in load_manifest(store, find_snapshot(store)) if row.file == "z.bin")
     flip(archive / pack_key(row.pack or b""), row.pack_offset or 0)
     assert Ran(capsys, "verify", archive).json["verified"] == whole["segments"] - 1
+
+
+def test_a_prune_beside_it_takes_its_snapshots_alone(archive: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    numbers = lambda _: {"source": [1, 2]}  # noqa: E731
+    for module in (verifying, commands, keeping):
+        monkeypatch.setattr(module, "checkpoints", numbers)
+    objects_of(archive, "snapshots")[0].unlink()
+    ran = Ran(capsys, "verify", archive, "--all", "--receipt")
+    assert (ran.code, ran.json["snapshot"]) == (0, "source/2")
+    assert len(objects_of(archive, "verify")) == 1
+    listed = Ran(capsys, "list", archive)
+    assert (listed.code, [one["snapshot"] for one in listed.json["snapshots"]]) == (0, ["source/2"])
+    rebuilt = Ran(capsys, "rebuild", archive)
+    assert (rebuilt.code, rebuilt.json["failures"]) == (0, [])
 
 
 # -- the source ---------------------------------------------------------------------------------
