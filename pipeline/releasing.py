@@ -86,6 +86,8 @@ def release_source(arguments: argparse.Namespace, run: Run, report: Report) -> i
     intent, data = intent_of(arguments.source, snapshot)
     grace_seconds = arguments.grace * DAY
     written = _written(archive, intent)
+    if written is None and not (found.files or found.kept or found.new):
+        open_source(arguments.source, run.storage_options).list()  # a store takes a mistyped place for an empty one
     freed, freed_bytes, failures = 0, 0, list(found.kept)
     if arguments.yes and found.files:
         if written is None:

@@ -320,6 +320,18 @@ def test_parts_of_one_whole_are_evidence_and_so_is_a_replica(folder: Path, capsy
 # -- what is not as it was archived -------------------------------------------------------------
 
 
+def test_a_source_that_is_not_there_is_refused(folder: Path, capsys: Capture) -> None:
+    release = commands(folder, capsys)
+    (folder / "source").rename(folder / "sources")
+    for words in ((), ("--yes", "--grace", "0")):
+        ran = release(*words)
+        assert (ran.code, ran.json["error"]["kind"]) == (1, "not_found")
+        assert "expected a file or a folder, found nothing; check the path" in ran.json["error"]["message"]
+    (folder / "source").mkdir()
+    ran = release()
+    assert (ran.code, ran.json["gone"]) == (0, len(FILES))
+
+
 def test_a_file_that_changed_is_kept_and_named(folder: Path, capsys: Capture, monkeypatch: Patch) -> None:
     release = commands(folder, capsys)
     release("--yes", "--grace", "0")
