@@ -340,10 +340,12 @@ def tensor_bytes(archive: SourceStore, found: FoundTensor) -> Iterator[memoryvie
 
 
 def write_tensor(archive: SourceStore, target: Store, key: str, found: FoundTensor, *, overwrite: bool) -> int:
-    """Write a tensor as a safetensors file of its own; return the bytes of the tensor.
+    """Write a tensor as a safetensors file of its own, unless it is there; return the bytes of the tensor.
 
     Raises
     ------
+    ExistsError
+        Another file of that name is there.
     FormatError
         The segments do not give all bytes of the tensor; nothing appears under the key.
     """
@@ -363,5 +365,24 @@ def write_tensor(archive: SourceStore, target: Store, key: str, found: FoundTens
         if left_bytes:
             raise FormatError(f"{n_bytes} bytes of a tensor", f"{n_bytes - left_bytes}", found.file.entry.key)
 
-    target.write(key, parts(), n_bytes=len(head) + n_bytes, overwrite=overwrite)
+    file_bytes = len(head) + n_bytes
+    existing = found_at(target, key)
+    if existing is not None:
+        if existing.n_bytes == file_bytes and _holds(target, existing, parts()):
+            return n_bytes
+        refuse_other(key, overwrite=overwrite)
+    target.write(key, parts(), n_bytes=file_bytes, overwrite=overwrite)
     return n_bytes
+
+
+def _holds(target: Store, existing: ObjectInfo, parts: Iterator[Data]) -> bool:
+    """Whether what is there is these parts, one after another."""
+    end = 0
+    for part in parts:
+        data = np.frombuffer(part, np.uint8)
+        for start in range(0, data.size, COMPARE_BYTES):
+            piece = data[start : start + COMPARE_BYTES]
+            begin, end = end, end + piece.size
+            if not np.array_equal(np.frombuffer(target.get_ranges(existing, [(begin, end)])[0], np.uint8), piece):
+                return False
+    return True

@@ -189,6 +189,23 @@ def test_one_tensor(source: Path, tmp_path: Path, capsys: Capture) -> None:
     assert Ran(capsys, "restore", archive, tmp_path, "--tensor", "nobody").code == 2
 
 
+def test_a_tensor_replaces_no_other_file(source: Path, tmp_path: Path, capsys: Capture) -> None:
+    archive, target = tmp_path / "archive", tmp_path / "out" / "a.safetensors"
+    Ran(capsys, "archive", source, archive, *QUICK)
+    restored: Any = lambda *words: Ran(capsys, "restore", archive, target, "--tensor", "a", *words)  # noqa: E731
+    assert restored().code == 0
+    data, status = target.read_bytes(), target.stat()
+    assert restored().code == 0
+    assert target.stat().st_mtime_ns == status.st_mtime_ns
+    for other in (data[:-1], data[:-1] + bytes([data[-1] ^ 1]), bytes([data[0] ^ 1]) + data[1:]):
+        target.write_bytes(other)
+        ran = restored()
+        assert (ran.code, ran.json["error"]["next_step"]) == (1, "use --overwrite")
+        assert target.read_bytes() == other
+        assert restored("--overwrite").code == 0
+        assert target.read_bytes() == data
+
+
 def test_explain_names_the_winner(source: Path, tmp_path: Path, capsys: Capture) -> None:
     archive = tmp_path / "archive"
     Ran(capsys, "archive", source, archive, *QUICK)
