@@ -56,7 +56,7 @@ class SourceComparer:
             ranges = [(row.offset_bytes, row.end_bytes) for row in item.rows]
             segments = self._source.get_ranges(item.info, ranges)
         except ArchiveError as error:
-            return Verified(len(item.rows), (Failed.of(item.info.key, error),))
+            return Verified(0, (Failed.of(item.info.key, error),))
         failures = []
         for row, data in zip(item.rows, segments, strict=True):
             found = digest_of(data)
@@ -64,7 +64,7 @@ class SourceComparer:
                 step = "keep this source: it is not what was archived"
                 wrong = DigestError((row.digest or b"").hex(), found.hex(), row.where, step)
                 failures.append(Failed.of(row.where, wrong))
-        return Verified(len(item.rows), tuple(failures))
+        return Verified(len(item.rows) - len(failures), tuple(failures))
 
 
 def source_items(entries: Iterable[FileEntry], rows: Rows) -> list[SourceItem]:

@@ -189,8 +189,8 @@ def revive(store: Store, checkpoint: str, seq: int) -> None:
         No copy.
     ConflictError
         The number is taken, or a collection has begun to remove what it needs.
-    NotFoundError
-        Some of it is gone.
+    DamageError, NotFoundError
+        Its manifest, or a pack of it, is gone.
     """
     copies = _copies(store, checkpoint, seq)
     if not copies:
