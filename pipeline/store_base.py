@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,12 +21,13 @@ COPY_BYTES = 8 << 20
 """Size of the pieces in which a file is put."""
 PROBE_KEY = ".create-only-probe"
 SPOOL_PREFIX, SPOOL_SUFFIX = ".brevis-", ".part"
-"""Names of files that are no objects yet; no listing shows them."""
+"""Names of files that are no objects yet; no listing shows those beside objects, which 16 hex digits tell apart."""
+_SPOOLED = re.compile(re.escape(SPOOL_PREFIX) + "[0-9a-f]{16}" + re.escape(SPOOL_SUFFIX))
 
 
 def is_spooled(name: str) -> bool:
     """Whether a file of this name is the half of a write that is not published, or never was."""
-    return name.startswith(SPOOL_PREFIX) and name.endswith(SPOOL_SUFFIX)
+    return _SPOOLED.fullmatch(name) is not None
 
 
 class StoreBase:

@@ -86,7 +86,8 @@ class LocalSource:
         """See `SourceStore.list`. A folder without entries is listed as an empty object ``folder/``.
 
         What is no file, such as a dangling link or a pipe, is listed too, and refused when it is read: the loss is
-        that of one key, which a filter may leave out, and never silent.
+        that of one key, which a filter may leave out, and never silent. Only what a killed writer of ours left of a
+        file, ``.brevis-<16 hex digits>.part``, is not listed, for a source may be a target too.
         """
         wanted = self._scope.narrow(prefix)
         if wanted is None:
@@ -114,7 +115,7 @@ class LocalSource:
                 for entry in entries:
                     n_entries += 1
                     key = folder + entry.name
-                    if is_spooled(entry.name):
+                    if is_spooled(entry.name) and entry.is_file(follow_symlinks=False):
                         continue
                     if not (key.startswith(wanted) or wanted.startswith(key)):
                         continue
@@ -357,7 +358,7 @@ class LocalStore(StoreBase, LocalSource):
 
     def _folds_case(self) -> bool:
         """Whether two names that differ in case are one file here, found by asking for one of them."""
-        name = f"{SPOOL_PREFIX}{secrets.token_hex(8)}a{SPOOL_SUFFIX}"
+        name = _temporary_name()
         with _typed(self._scope.folder):
             folder = _open_folder(self._scope.folder, [], "")
             try:

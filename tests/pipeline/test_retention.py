@@ -184,18 +184,18 @@ def test_prune_refuses_what_nobody_can_mean(tmp_path: Path, capsys: Capture, wor
 def test_gc_takes_what_a_pruned_snapshot_alone_needed(tmp_path: Path, capsys: Capture) -> None:
     folder, archive = nights(tmp_path, capsys)
     Ran(capsys, "prune", archive, "--keep-last", "1", "--yes")
-    (archive / ".brevis-0123.part").write_bytes(bytes(100))  # of a worker that was killed
+    (archive / ".brevis-0123456789abcdef.part").write_bytes(bytes(100))  # of a worker that was killed
     expected = {key for key in files_of(archive) if key.startswith(("packs/", "manifests/", "runs/", "expired/"))}
     young = Ran(capsys, "gc", archive, "--yes").json
     assert (young["garbage"]["objects"], young["condemned"], young["removed"]["objects"]) == (0, "", 0)
     age(archive, 73)
     shown = Ran(capsys, "gc", archive).json
     assert not (archive / "gc").exists()
-    assert [item["key"] for item in shown["unfinished"]] == [".brevis-0123.part"]
+    assert [item["key"] for item in shown["unfinished"]] == [".brevis-0123456789abcdef.part"]
     garbage_keys = {item["key"] for item in shown["garbage"]["keys"]}
     assert {key.partition("/")[0] for key in garbage_keys} == {"packs", "manifests", "runs", "expired"}
     first = Ran(capsys, "gc", archive, "--yes").json
-    assert (first["removed"]["keys"], first["garbage"]) == ([".brevis-0123.part"], shown["garbage"])
+    assert (first["removed"]["keys"], first["garbage"]) == ([".brevis-0123456789abcdef.part"], shown["garbage"])
     assert first["condemned"].startswith("gc/")
     waiting = Ran(capsys, "gc", archive, "--yes").json
     assert (waiting["removed"]["objects"], waiting["ready"]) == (0, first["ready"])

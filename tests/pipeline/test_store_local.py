@@ -22,6 +22,7 @@ from pipeline.keys import clashing_keys, safe_local_path
 from pipeline.locations import absolute_url, open_source, open_store
 from pipeline.store import ObjectInfo
 from pipeline.store_local import LocalStore
+from tests.pipeline.commands import write
 
 UNSAFE = ["", "/", "/etc/x", "../x", "a/../../x", "a/..", "..", "a/./b", "a//b", ".", "a\0b", "x" * 256,
           "ä" * 128, "/".join(["x" * 200] * 21)]  # fmt: skip
@@ -125,6 +126,15 @@ def test_a_link_to_a_file_is_read_through(tmp_path: Path) -> None:
     source = open_source(str(tmp_path / "snapshot"))
     assert [(info.key, info.n_bytes) for info in source.list()] == [("model", 7)]
     assert source.get("model", max_bytes=7) == b"weights"
+
+
+def test_only_a_spooled_file_of_ours_is_not_listed(tmp_path: Path) -> None:
+    ours = f".brevis-{'0a' * 8}.part"
+    theirs = [f"{ours}/x", ".brevis-.part", ".brevis-old.part", f"sub/{ours}.part"]
+    write(tmp_path, {**dict.fromkeys(theirs, b"theirs"), f"sub/{ours}": b"ours"})
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / ours).symlink_to(tmp_path / theirs[1])
+    assert [info.key for info in open_source(str(tmp_path)).list()] == sorted([*theirs, f"link/{ours}"])
 
 
 NO_FILES = {
