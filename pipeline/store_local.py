@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from operators.errors import DeniedError, ExistsError, NotFoundError, PathError, StoreError
 from pipeline.keys import clashing_keys, key_order, safe_local_path
@@ -50,6 +51,8 @@ _STAGED_FILE = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_CREAT | os.O_EXCL | _STAGED_FILE
 SYNC_BYTES = 64 << 20
 """Bytes after which what was written is sent to the disk, so that publishing a large file does not wait for all."""
+_Pending: TypeAlias = list[tuple[str, frozenset[tuple[int, int]]]]
+"""Folders to be listed, each with device and inode of all above it."""
 _NO_FILE = "not a file: "
 """How the change token of a listed entry begins that cannot be read; what it is follows."""
 
@@ -85,8 +88,9 @@ class LocalSource:
     def list(self, prefix: str = "") -> Listing:
         """See `SourceStore.list`. A folder without entries is listed as an empty object ``folder/``.
 
-        What is no file, such as a dangling link or a pipe, is listed too, and refused when it is read: the loss is
-        that of one key, which a filter may leave out, and never silent. Only what a killed writer of ours left of a
+        What is no file, such as a dangling link, a pipe or a folder that may not be read, is listed too, and refused
+        when it is read: the loss is that of one key, which a filter may leave out, and never silent. Below a prefix,
+        as archives are read, such a folder raises DeniedError. Only what a killed writer of ours left of a
         file, ``.brevis-<16 hex digits>.part``, is not listed, for a source may be a target too.
         """
         wanted = self._scope.narrow(prefix)
@@ -97,41 +101,52 @@ class LocalSource:
                 if self._absent_is_empty:
                     return []
                 raise NotFoundError("a file or a folder", "nothing", self.url, "check the path")
-            found = [info for info in self._walk(wanted) if self._scope.selects(info.key)]
+            found = [info for info in self._walk(wanted, told=not prefix) if self._scope.selects(info.key)]
         return sorted(found, key=key_order)
 
-    def _walk(self, wanted: str) -> Iterator[ObjectInfo]:
-        pending: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
+    def _walk(self, wanted: str, *, told: bool) -> Iterator[ObjectInfo]:
+        """Yield what lies below `wanted`; with `told`, a folder that may not be read is listed as no file."""
+        pending: _Pending = [("", frozenset())]
         while pending:
             folder, above = pending.pop()
-            here = Path(self._scope.folder + folder).stat()
-            if (here.st_dev, here.st_ino) in above:
-                if folder.startswith(wanted):
-                    yield _no_file(folder.removesuffix("/"), "a link to a folder above it")
-                continue
-            above |= {(here.st_dev, here.st_ino)}
-            n_entries = 0
-            with os.scandir(self._scope.folder + folder) as entries:
-                for entry in entries:
-                    n_entries += 1
-                    key = folder + entry.name
-                    if is_spooled(entry.name) and entry.is_file(follow_symlinks=False):
-                        continue
-                    if not (key.startswith(wanted) or wanted.startswith(key)):
-                        continue
-                    status = _status(entry)
-                    if status is None:
-                        continue  # removed since the folder was read
-                    if isinstance(status, str):
-                        if key.startswith(wanted):
-                            yield _no_file(key, status)
-                    elif stat.S_ISDIR(status.st_mode):
-                        if wanted.startswith(f"{key}/") or f"{key}/".startswith(wanted):
-                            pending.append((f"{key}/", above))
-                    elif key.startswith(wanted):
-                        yield _info(key, status)
-            if self._shows_folders and not n_entries and folder and folder.startswith(wanted):
-                yield _info(folder, here)
+            try:
+                yield from self._entries(folder, above, wanted, pending)
+            except PermissionError:
+                if not (told and folder and folder.startswith(wanted)):
+                    raise
+                yield _no_file(folder.removesuffix("/"), "a folder that may not be read")
+
+    def _entries(
+        self, folder: str, above: frozenset[tuple[int, int]], wanted: str, pending: _Pending
+    ) -> Iterator[ObjectInfo]:
+        here = Path(self._scope.folder + folder).stat()
+        if (here.st_dev, here.st_ino) in above:
+            if folder.startswith(wanted):
+                yield _no_file(folder.removesuffix("/"), "a link to a folder above it")
+            return
+        above |= {(here.st_dev, here.st_ino)}
+        n_entries = 0
+        with os.scandir(self._scope.folder + folder) as entries:
+            for entry in entries:
+                n_entries += 1
+                key = folder + entry.name
+                if is_spooled(entry.name) and entry.is_file(follow_symlinks=False):
+                    continue
+                if not (key.startswith(wanted) or wanted.startswith(key)):
+                    continue
+                status = _status(entry)
+                if status is None:
+                    continue  # removed since the folder was read
+                if isinstance(status, str):
+                    if key.startswith(wanted):
+                        yield _no_file(key, status)
+                elif stat.S_ISDIR(status.st_mode):
+                    if wanted.startswith(f"{key}/") or f"{key}/".startswith(wanted):
+                        pending.append((f"{key}/", above))
+                elif key.startswith(wanted):
+                    yield _info(key, status)
+        if self._shows_folders and not n_entries and folder and folder.startswith(wanted):
+            yield _info(folder, here)
 
     def now(self) -> int:
         """See `SourceStore.now`: that of this machine, which dates its files."""

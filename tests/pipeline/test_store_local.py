@@ -176,6 +176,36 @@ def test_what_is_no_file_is_listed_and_fails_when_read(
     assert bytes(source.get_ranges(listed[1], [(0, 1)])[0]) == b"1"
 
 
+@pytest.mark.parametrize("refused", ["stat", "scandir"])
+def test_a_folder_that_may_not_be_read_is_one_failure_and_can_be_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: str
+) -> None:
+    source = write(tmp_path / "source", {"a/lost/x": b"1", "b": b"2"})
+    own = Path if refused == "stat" else os
+    real = getattr(own, refused)
+
+    def denied(path: object, *more: object, **named: object) -> object:
+        if str(path).rstrip("/").endswith("lost"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *more, **named)
+
+    monkeypatch.setattr(own, refused, denied)
+    store = open_source(str(source))
+    lost, kept = store.list()
+    assert (lost.key, kept.key) == ("a/lost", "b")
+    with pytest.raises(NotFoundError, match="a folder that may not be read"):
+        store.get_ranges(lost, [(0, 1)])
+    for prefix in ("a", "a/lost/"):  # as archives are listed
+        with pytest.raises(DeniedError):
+            store.list(prefix)
+    command = ["archive", str(source), str(tmp_path / "vault"), "--workers", "1", "--no-progress"]
+    assert main([*command, "--json"]) == 3
+    assert [failure["key"] for failure in json.loads(capsys.readouterr().out)["failures"]] == ["a/lost"]
+    assert main([*command, "--exclude", "a/lost"]) == 0
+    with pytest.raises(DeniedError):
+        list(open_source(str(source / "a/lost")).list())
+
+
 def test_a_listing_leaves_out_what_went_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("gone", "x"):
         (tmp_path / name).touch()
