@@ -58,7 +58,7 @@ def explain_tensor(
         "prior": origin,
     }
     lines = [
-        _heading(row, found.tensor.name),
+        *_heading(row, found.tensor.name),
         f"prior       {origin}",
         "settings    of this command",
         *told.text().splitlines(),
@@ -73,10 +73,10 @@ def _prior(store: SourceStore, snapshot: Snapshot) -> tuple[Prior, str]:
         return Prior.shipped(), "shipped with the package; that of the run is gone"
 
 
-def _heading(row: Row, tensor: str) -> str:
+def _heading(row: Row, tensor: str) -> list[str]:
     shared = "" if row.tensor is not None else ", in a segment that it shares with its neighbours"
-    return (
-        f"{row.file}: {tensor}{shared}\n"
-        f"stored      {row.program}\n"
-        f"            {row.stored_bytes or 0:,} of {row.n_bytes:,} bytes"
-    )
+    return [
+        f"{row.file}: {tensor}{shared}",
+        f"stored      {row.program}",
+        f"            {row.stored_bytes or 0:,} of {row.n_bytes:,} bytes",
+    ]

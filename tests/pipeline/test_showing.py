@@ -84,6 +84,15 @@ def test_s23_metadata_is_shown_in_a_line(archive: Path, capsys: Capture) -> None
     assert len(line) < 300
 
 
+def test_explain_begins_with_the_tensor_and_what_is_stored(archive: Path, capsys: Capture) -> None:
+    assert main(["explain", str(archive), "--tensor", "w", *QUICK[2:]]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{SHARD}: w")
+    assert lines[1].startswith("stored ")
+    assert lines[2].endswith(" bytes")
+    assert not any("\\n" in line for line in lines)
+
+
 def test_z02_z04_every_damage_is_named_and_a_check_has_a_scope(archive: Path, tmp_path: Path, capsys: Capture) -> None:
     """Z02: faults of several packs at once; Z04: of one checkpoint, or of some files."""
     before = set(objects_of(archive, "packs"))
