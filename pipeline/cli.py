@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -15,7 +13,7 @@ from operators.errors import ArchiveError, StoppedError
 from pipeline import commands
 from pipeline.executors import collect_seldom
 from pipeline.locations import absolute_url
-from pipeline.report import Report
+from pipeline.report import Report, drop_output, prepare_streams
 from pipeline.summary import DONE
 
 INTERRUPTED = 130
@@ -24,6 +22,7 @@ Command = Callable[[argparse.Namespace, Report], int]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
+    prepare_streams()
     arguments = parser().parse_args(argv)
     report = Report(arguments)
     collect_seldom()
@@ -47,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone, as in `brevis cat ... | head`: not a fault.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return DONE
 
 

@@ -32,7 +32,7 @@ from pipeline.archive import (
 from pipeline.executors import Executor, local_executor
 from pipeline.locations import folder_url, open_source, open_store
 from pipeline.reading import ArchivedFile, FoundTensor, Tensors, archived_files, check_file, range_bytes
-from pipeline.report import Report, printable
+from pipeline.report import Report, output, printable
 from pipeline.restore import RestoreJob, restore_files, write_tensor
 from pipeline.retention import checked_tags, tags_of
 from pipeline.rows import Row, Rows
@@ -343,8 +343,10 @@ def cat(arguments: argparse.Namespace, _report: Report) -> int:
     check_file(item)
     begin, end = (0, item.n_bytes) if arguments.range is None else _range(arguments.range, item.n_bytes)
     for data in range_bytes(store, item, begin, end):
-        sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+        with output():
+            sys.stdout.buffer.write(data)
+    with output():
+        sys.stdout.buffer.flush()
     return DONE
 
 

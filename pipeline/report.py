@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from operators.errors import ArchiveError
+from operators.errors import ArchiveError, StoreError
 from pipeline.progress import Progress, escaped
 from pipeline.summary import Summary
 
@@ -28,26 +30,28 @@ class Report:
     def say(self, text: str) -> None:
         """Print a line for people."""
         if not self.quiet:
-            _write(sys.stderr, text)
+            _tell(text)
 
     def give(self, content: Any, lines: Sequence[str]) -> None:
         """Print the result: `content` as JSON, or `lines`."""
         if self.json:
             self._give_json(content)
         else:
-            for line in lines:
-                _write(self._out, line)
+            with output():
+                for line in lines:
+                    _write(self._out, line)
 
     def error(self, error: ArchiveError, seconds: float) -> None:
         """Print why the command failed."""
-        _write(sys.stderr, f"brevis: {error}")
+        _tell(f"brevis: {error}")
         if self.json:
             failure = {"kind": error.kind, "message": str(error), "next_step": error.next_step}
             self._give_json({"error": failure, "seconds": round(seconds, 3)})
 
     def _give_json(self, content: Any) -> None:
-        self._out.write(json.dumps(content, indent=2) + "\n")
-        self._out.flush()
+        with output():
+            self._out.write(json.dumps(content, indent=2) + "\n")
+            self._out.flush()
 
     def progress(self, title: str, interval_seconds: int, total_bytes: int = 0) -> Progress:
         """Return a progress display for a command; the total may be told later."""
@@ -64,7 +68,7 @@ class Report:
             )
         for failure in summary.failures:
             told = failure.message.startswith(failure.key)  # an error mostly begins with where it happened
-            _write(sys.stderr, f"failed: {failure.message}" if told else f"failed: {failure.key}: {failure.message}")
+            _tell(f"failed: {failure.message}" if told else f"failed: {failure.key}: {failure.message}")
         self.give(summary.as_json(), [summary.text()])
 
 
@@ -72,6 +76,37 @@ def printable(name: str) -> str:
     """Return a name from an archive for a terminal: escapes for what does not print, cut where it is long."""
     text = escaped(name)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}... ({len(name)} characters)"
+
+
+def prepare_streams() -> None:
+    """Let standard streams that are closed lead nowhere."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for as long as the process lives
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
+
+
+def drop_output() -> None:
+    """Let standard output lead nowhere from here on, with what it still holds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+@contextlib.contextmanager
+def output() -> Iterator[None]:
+    """Turn an OSError of standard output into a StoreError, unless its reader has gone."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_output()
+        step = "give it room; what the command wrote elsewhere, or committed, stays"
+        raise StoreError("an output that takes the result", os.strerror(error.errno or 0), "stdout", step) from error
+
+
+def _tell(line: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it, which is no failure of the command
+        _write(sys.stderr, line)
 
 
 def _write(stream: TextIO, line: str) -> None:

@@ -6,10 +6,14 @@ Each message says what was expected, what was found, where, and what to do next,
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,6 +133,42 @@ def files_of_at_most(n_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("words", [("list",), ("list", "--json"), ("info",), ("cat", "--file", "a.bin")], ids=" ".join)
+def test_an_output_without_room(archive: Path, words: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        told = standing(words[0], archive, *words[1:], stdout=full)
+    assert told.returncode == 1
+    assert told.stderr.splitlines() == [told.stderr.strip()]
+    assert told.stderr.startswith("brevis: stdout: expected an output that takes the result, found No space left")
+
+
+def test_messages_without_room_are_no_failure(source: Path, tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        told = standing("archive", source, tmp_path / "vault", *QUICK, "--no-progress", stdout=full, stderr=full)
+        assert told.returncode == 1
+        told = standing("archive", source, tmp_path / "vault", *QUICK, "--json", stdout=subprocess.PIPE, stderr=full)
+    assert (told.returncode, json.loads(told.stdout)["snapshot"]) == (0, "llama/1")  # which the first has committed
+
+
+@pytest.mark.parametrize("closed", [(1,), (2,), (1, 2)])
+def test_closed_streams_lead_nowhere(source: Path, tmp_path: Path, closed: tuple[int, ...]) -> None:
+    words = ["archive", str(source), str(tmp_path / "vault"), *QUICK, "--no-progress", "--json"]
+    code = (
+        f"import os, sys; [os.close(n) for n in {closed}]; os.execv(sys.executable, sys.orig_argv[:1] + sys.argv[1:])"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, "-m", "pipeline", *words], capture_output=True, text=True, check=False
+    )
+    assert (told.returncode, told.stderr) == (0, "")
+    assert bool(told.stdout) == (1 not in closed)
+    assert (tmp_path / "vault/snapshots").exists()
+
+
+def standing(*words: object, stdout: Any, stderr: Any = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipeline", *map(str, words)]
+    return subprocess.run(command, stdout=stdout, stderr=stderr, text=True, check=False)
 
 
 # -- odd files ----------------------------------------------------------------------------------
