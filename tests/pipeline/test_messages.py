@@ -166,6 +166,15 @@ def test_closed_streams_lead_nowhere(source: Path, tmp_path: Path, closed: tuple
     assert (tmp_path / "vault/snapshots").exists()
 
 
+def test_what_an_encoding_lacks_is_escaped(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    folder = write(tmp_path / "src", {"gewicht-ä.bin": b"1"})
+    assert Ran(capsys, "archive", folder, tmp_path / "vault", *QUICK).code == 0
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    told = standing("info", tmp_path / "vault", stdout=subprocess.PIPE)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "gewicht-\\xe4.bin" in told.stdout
+
+
 def standing(*words: object, stdout: Any, stderr: Any = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pipeline", *map(str, words)]
     return subprocess.run(command, stdout=stdout, stderr=stderr, text=True, check=False)
