@@ -17,6 +17,7 @@ from pipeline.report import Report, drop_output, prepare_streams
 from pipeline.summary import DONE
 
 INTERRUPTED = 130
+AGAIN = "run again to resume"
 Command = Callable[[argparse.Namespace, Report], int]
 
 
@@ -38,11 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         report.error(error, time.monotonic() - started)
         return error.exit_code
     except _Stop as stop:
-        stopped = StoppedError("the run goes on", str(stop), "", "run again to resume")
+        stopped = StoppedError("the run goes on", str(stop), "", AGAIN)
         report.error(stopped, time.monotonic() - started)
         return stopped.exit_code
     except KeyboardInterrupt:
-        report.say("stopped; run again to resume")
+        report.error(StoppedError("the run goes on", "an interrupt", "", AGAIN), time.monotonic() - started)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone, as in `brevis cat ... | head`: not a fault.

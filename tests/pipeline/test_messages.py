@@ -175,6 +175,14 @@ def test_what_an_encoding_lacks_is_escaped(tmp_path: Path, capsys: Capture, monk
     assert "gewicht-\\xe4.bin" in told.stdout
 
 
+def test_an_interrupt_is_told_as_json(archive: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipeline.commands.open_archive", interrupted)
+    check_refused(Ran(capsys, "list", archive), 130, "an interrupt", "run again to resume")
+
+
 def standing(*words: object, stdout: Any, stderr: Any = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pipeline", *map(str, words)]
     return subprocess.run(command, stdout=stdout, stderr=stderr, text=True, check=False)
