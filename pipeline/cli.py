@@ -61,10 +61,15 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 on, found {text!r}")
+    return int(text)
+
+
+def _option(text: str) -> str:
+    if not text.partition("=")[0] or "=" not in text:
+        raise argparse.ArgumentTypeError(f"expected K=V, found {text!r}")
+    return text
 
 
 def parser() -> argparse.ArgumentParser:
@@ -75,7 +80,9 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help="run on a Ray cluster")
     common.add_argument("--workers", type=int, metavar="N", help="processes or actors; 0 = one per CPU")
     common.add_argument("--memory", metavar="SIZE", help="memory of one worker, such as 768MiB")
-    common.add_argument("--storage-option", action="append", default=[], metavar="K=V", help="passed to the stores")
+    common.add_argument(
+        "--storage-option", type=_option, action="append", default=[], metavar="K=V", help="passed to the stores"
+    )
     common.add_argument("--json", action="store_true", help="JSON alone on standard output")
     common.add_argument("--no-progress", action="store_true")
     common.add_argument("-q", "--quiet", action="store_true", help="errors only")

@@ -223,7 +223,7 @@ def _restore_tensor(
     arguments: argparse.Namespace, run: Run, store: SourceStore, found: FoundTensor, summary: Summary
 ) -> None:
     folder, _, name = arguments.target.rpartition("/")
-    if not name.endswith(".safetensors"):
+    if not name.endswith(".safetensors") or folder.endswith(":/"):  # what begins a URL is a bucket, and no file
         folder, name = arguments.target, f"{file_name(found.tensor.name)}.safetensors"
     target = open_store(folder or "/", run.storage_options)
     summary.source_bytes = write_tensor(store, target, name, found, overwrite=arguments.overwrite)

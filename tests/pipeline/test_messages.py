@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.cases import noise
+from pipeline.cli import main
+from pipeline.locations import open_source
+from tests.cases import bf16, noise, safetensors
 from tests.pipeline.commands import QUICK, Capture, Patch, Ran, files_of, write
 
 
@@ -181,6 +183,32 @@ def test_an_interrupt_is_told_as_json(archive: Path, capsys: Capture, monkeypatc
 
     monkeypatch.setattr("pipeline.commands.open_archive", interrupted)
     check_refused(Ran(capsys, "list", archive), 130, "an interrupt", "run again to resume")
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (("gc", "x", "--min-age", "-1"), ("--min-age", "whole number from 0 on", "'-1'")),
+        (("prune", "x", "--keep-last", "two"), ("--keep-last", "whole number from 0 on", "'two'")),
+        (("list", "x", "--storage-option", "abc"), ("--storage-option", "K=V", "'abc'")),
+    ],
+)
+def test_an_option_says_what_it_takes(capsys: Capture, words: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2
+    assert all(part in told for part in parts)
+
+
+def test_a_tensor_goes_to_the_bucket_that_a_url_names(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    folder = write(tmp_path / "src", {"m.safetensors": safetensors([("w", "BF16", [100], bf16(1, 100))])})
+    assert Ran(capsys, "archive", folder, tmp_path / "vault", *QUICK).code == 0
+    monkeypatch.chdir(tmp_path)
+    url = "memory://told.safetensors"
+    assert Ran(capsys, "restore", tmp_path / "vault", url, "--tensor", "w").code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["src", "vault"]
+    assert [info.key for info in open_source(url).list()] == ["w.safetensors"]
 
 
 def standing(*words: object, stdout: Any, stderr: Any = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
