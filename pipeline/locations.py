@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,7 +90,7 @@ def absolute_url(url: str) -> str:
 def folder_url(url: str) -> str:
     """The one spelling of a folder, however links and slashes spell it, with a slash at its end."""
     protocol, rest = split_url(url)
-    path = str(Path(rest).resolve()) if protocol == "file" else rest
+    path = os.path.realpath(rest) if protocol == "file" else rest  # pathlib refuses a loop of links
     return f"{protocol}://{path.rstrip('/')}/"
 
 

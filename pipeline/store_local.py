@@ -504,6 +504,6 @@ def _typed(where: str, wanted: str = "an object") -> Iterator[None]:
         if code in {errno.EACCES, errno.EPERM, errno.EROFS}:
             raise DeniedError("access", found, where, "check permissions; the file system must know links") from error
         if code in {errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}:
-            raise PathError("a path to a file", found, where) from error
+            raise PathError("a path to a file", found, where, "choose another path") from error
         step = "make room" if code in {errno.ENOSPC, errno.EDQUOT} else "check the disk and run again"
         raise StoreError("a working file system", found, where, step) from error

@@ -84,6 +84,14 @@ def test_places_that_are_none(source: Path, archive: Path, tmp_path: Path, capsy
     check_refused(Ran(capsys, "archive", source, "nosuch://x", *QUICK), 2, "nosuch")
 
 
+def test_a_loop_of_links_is_told(source: Path, archive: Path, tmp_path: Path, capsys: Capture) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    check_refused(Ran(capsys, "restore", archive, loop / "x"), 1, "loop/x", "links")
+    check_refused(Ran(capsys, "archive", loop, archive, *QUICK), 1, "loop", "nothing")
+    check_refused(Ran(capsys, "archive", source, loop, *QUICK), 1, "loop")
+
+
 @pytest.mark.parametrize("name", ["nobody", "llama/9", "llama/x", "llama/1/1", "/"])
 def test_snapshots_that_are_none_are_told_with_those_that_are(
     archive: Path, tmp_path: Path, capsys: Capture, name: str
