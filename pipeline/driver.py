@@ -25,7 +25,7 @@ from operators.errors import (
     UsageError,
 )
 from operators.record import WRITER_REVISION
-from pipeline.archive import create_archive, load_manifest, refuse_own_folders
+from pipeline.archive import FOLDERS, create_archive, load_manifest, refuse_own_folders
 from pipeline.calibration import Pupil, learn_prior
 from pipeline.commit import (
     Base,
@@ -132,6 +132,7 @@ class ArchiveRun:
         """
         inside = inside_source(self.order.source_url, self.order.archive_url)
         listed = [info for info in self.source.list() if inside is None or not info.key.startswith(inside)]
+        listed = _without_links_into(self.order.archive_url, self.order.source_url, listed)
         files = select(listed, self.order.include, self.order.exclude)
         if not files:
             found = f"none of {len(listed)}" if listed else "an empty source"
@@ -397,3 +398,20 @@ def inside_source(source_url: str, archive_url: str) -> str | None:
         raise UsageError("an archive apart from its source", "the same place", archive_url, "name another ARCHIVE")
     refuse_own_folders(archive_url, source_url)
     return archive.removeprefix(source) if archive.startswith(source) else None
+
+
+def _without_links_into(archive_url: str, source_url: str, listed: list[ObjectInfo]) -> list[ObjectInfo]:
+    """Leave out what links in a local source lead to in a local archive, which would archive itself."""
+    source, archive = folder_url(source_folder(source_url)), folder_url(archive_url)
+    if not (source.startswith("file:") and archive.startswith("file:")):
+        return listed
+
+    def is_own(folder: str) -> bool:
+        place = folder_url(f"{source}{folder}")
+        if not place.startswith(archive):
+            return False
+        # A source may lie in the folder of the archive, apart from what the archive holds there.
+        return not source.startswith(archive) or place.removeprefix(archive).partition("/")[0] in FOLDERS
+
+    own = {folder for folder in {info.key.rpartition("/")[0] for info in listed} if is_own(folder)}
+    return [info for info in listed if info.key.rpartition("/")[0] not in own]

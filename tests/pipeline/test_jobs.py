@@ -337,6 +337,27 @@ def test_an_archive_inside_its_source_is_not_archived(tmp_path: Path, capsys: Ca
     assert Ran(capsys, "archive", folder, folder, *QUICK).code == 2
 
 
+@pytest.mark.parametrize("leads_to", ["vault", "vault/packs", "."])
+def test_an_archive_that_a_link_leads_to_is_not_archived(tmp_path: Path, capsys: Capture, leads_to: str) -> None:
+    folder = write(tmp_path / "source", {"a.bin": noise(1, 100)})
+    write(tmp_path, {"other/b.bin": b"b"})
+    (tmp_path / "vault/packs").mkdir(parents=True)
+    (folder / "other").symlink_to(tmp_path / "other")
+    (folder / "link").symlink_to(tmp_path / leads_to)
+    files = {"a.bin", "other/b.bin"} | ({"link/other/b.bin"} if leads_to == "." else set())
+    for _ in range(2):
+        assert Ran(capsys, "archive", folder, tmp_path / "vault", *QUICK, "--exclude", "link/source").code == 0
+        assert {one["key"] for one in Ran(capsys, "info", tmp_path / "vault").json["files"]} == files
+
+
+def test_a_source_in_the_folder_of_its_archive_is_archived(tmp_path: Path, capsys: Capture) -> None:
+    folder = write(tmp_path / "vault/source", {"sub/a.bin": noise(1, 100)})
+    (folder / "link").symlink_to(tmp_path / "vault/packs")
+    (tmp_path / "vault/packs").mkdir()
+    for _ in range(2):
+        assert Ran(capsys, "archive", folder, tmp_path / "vault", *QUICK).json["files"] == 1
+
+
 def test_a_file_that_cannot_be_read_fails_alone(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     folder = write(tmp_path / "source", {"a.bin": noise(1, 100), "gone.bin": noise(2, 100), "z.bin": noise(3, 100)})
     read = tasks.read_segments
