@@ -155,10 +155,12 @@ class FsspecSource:
 
     def _connected(self) -> tuple[Any, str]:
         if self._client is None or self._client[0] != os.getpid():
-            try:
-                found = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **self._options)
-            except (ImportError, ValueError) as error:
-                raise UsageError("a store that fsspec knows", str(error), self.url, "check the URL") from error
+            with _typed(self.url):  # some connect, or open a file, as they are made
+                try:
+                    found = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **self._options)
+                except (ImportError, ValueError, TypeError) as error:  # TypeError: of options that lack, or are unknown
+                    step = "check the URL and the storage options"
+                    raise UsageError("a store that fsspec knows", str(error), self.url, step) from error
             self._client = (os.getpid(), *found)
         return self._client[1:]
 

@@ -92,6 +92,18 @@ def test_a_loop_of_links_is_told(source: Path, archive: Path, tmp_path: Path, ca
     check_refused(Ran(capsys, "archive", source, loop, *QUICK), 1, "loop")
 
 
+@pytest.mark.parametrize(
+    ("url", "code", "found"),
+    [("zip://x", 1, "Is a directory"), ("ftp://127.0.0.1:9/x", 1, "refused"), ("github://x", 2, "'org' and 'repo'")],
+)
+def test_a_store_that_cannot_be_made(
+    source: Path, tmp_path: Path, capsys: Capture, url: str, code: int, found: str
+) -> None:
+    check_refused(Ran(capsys, "list", url), code, url, found, "check the URL")
+    check_refused(Ran(capsys, "archive", url, tmp_path / "vault", *QUICK), code, url, found, "check the URL")
+    check_refused(Ran(capsys, "archive", source, url, *QUICK), code, url, found, "check the URL")
+
+
 @pytest.mark.parametrize("name", ["nobody", "llama/9", "llama/x", "llama/1/1", "/"])
 def test_snapshots_that_are_none_are_told_with_those_that_are(
     archive: Path, tmp_path: Path, capsys: Capture, name: str
