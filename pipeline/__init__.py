@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def open(  # noqa: A001 -- read as `pipeline.open`
-    uri: str, snapshot: str | None = None, storage_options: Mapping[str, str] | None = None, as_of: str | None = None
+    uri: str | PathLike[str],
+    snapshot: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    as_of: str | None = None,
 ) -> Archive:
     """Open a snapshot of an archive for reading; see `pipeline.opening.Archive`.
 

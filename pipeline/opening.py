@@ -57,7 +57,7 @@ class Archive:
 
     Parameters
     ----------
-    uri : str
+    uri : str or os.PathLike
         Local path or URL of the archive.
     snapshot : str, optional
         ``CHECKPOINT`` (its newest snapshot) or ``CHECKPOINT/SEQ``; may be left out where there is one checkpoint.
@@ -80,13 +80,13 @@ class Archive:
 
     def __init__(
         self,
-        uri: str,
+        uri: str | os.PathLike[str],
         snapshot: str | None = None,
         storage_options: Mapping[str, str] | None = None,
         as_of: str | None = None,
     ) -> None:
         self._options = dict(storage_options or {})
-        self._store = open_source(uri, self._options)
+        self._store = open_source(os.fspath(uri), self._options)
         self.snapshot = find_snapshot(self._store, snapshot, as_of)
         rows = load_manifest(self._store, self.snapshot)
         found = archived_files(self.snapshot, rows) if self.snapshot.files else []
@@ -131,13 +131,20 @@ class Archive:
         ------
         UsageError
             No tensor, or several, of that name.
+        UnsupportedError
+            numpy has no such shape: one that is too large, though it has no element.
         DamageError, StoreError
             It cannot be restored.
         """
         found = self._tensors.find(name)
         data, dtype = self._bytes(found), dtype_of(found.tensor.dtype)
         numpy_dtype = _NUMPY.get(dtype.name) or container(dtype.word_bits).newbyteorder("<")
-        return data.view(numpy_dtype).reshape(_stored_shape(found.tensor))
+        words, shape = data.view(numpy_dtype), _stored_shape(found.tensor)
+        try:
+            return words.reshape(shape)
+        except ValueError as error:
+            step = "`brevis restore --tensor` gives it as a file"
+            raise UnsupportedError("a shape that numpy has", str(shape), found.tensor.name, step) from error
 
     def torch(self, name: str, device: str | TorchDevice | None = None) -> TorchTensor:
         """Return a tensor with its declared dtype, never cast; parameters and errors as for `tensor`.

@@ -329,6 +329,19 @@ def test_damage_is_an_error_that_names_the_place(place: Path, tmp_path: Path) ->
     assert archive.tensor("part-2.safetensors:b").size == 33 * 7
 
 
+def test_a_shape_that_numpy_lacks_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "m.safetensors").write_bytes(
+        safetensors([("none", "F32", [0, 10**17, 10**17], b""), ("w", "F32", [1], bytes(4))])
+    )
+    assert main(["archive", str(folder), str(tmp_path / "vault"), *QUICK]) == 0
+    opened = pipeline.open(tmp_path / "vault")  # a path, as much as a string
+    assert opened.tensor("w").shape == (1,)
+    with pytest.raises(UnsupportedError, match="none: expected a shape that numpy has"):
+        opened.tensor("none")
+
+
 def test_reading_needs_neither_search_nor_torch(place: Path) -> None:
     """T21."""
     code = (
