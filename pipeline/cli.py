@@ -13,7 +13,7 @@ from operators.errors import ArchiveError, StoppedError
 from pipeline import commands
 from pipeline.executors import collect_seldom
 from pipeline.locations import absolute_url
-from pipeline.report import Report, drop_output, prepare_streams
+from pipeline.report import ReaderGoneError, Report, prepare_streams
 from pipeline.summary import DONE
 
 INTERRUPTED = 130
@@ -45,9 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         report.error(StoppedError("the run goes on", "an interrupt", "", AGAIN), time.monotonic() - started)
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone, as in `brevis cat ... | head`: not a fault.
-        drop_output()
+    except ReaderGoneError:
         return DONE
 
 

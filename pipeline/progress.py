@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from types import TracebackType
@@ -51,29 +52,39 @@ class Progress:
         self.total_bytes = total_bytes
         if self._bar is not None:
             self._bar.total = total_bytes
-            self._bar.refresh()
+            with contextlib.suppress(OSError):
+                self._bar.refresh()
 
     def note(self, text: str) -> None:
         """Say what became of an item, where the user wants to know."""
         if self.verbose:
-            tqdm.write(escaped(f"{self.title}: {text}"), file=sys.stderr)
+            with contextlib.suppress(OSError):
+                tqdm.write(escaped(f"{self.title}: {text}"), file=sys.stderr)
 
     def add(self, n_bytes: int) -> None:
         """Count `n_bytes` more."""
         self.done_bytes += n_bytes
         count("brevis_source_bytes", n_bytes, command=self.title)
         if self._bar is not None:
-            self._bar.update(n_bytes)
+            with contextlib.suppress(OSError):
+                self._bar.update(n_bytes)
         elif self.shown and time.monotonic() - self._last_line >= self.interval_seconds:
             self._last_line = time.monotonic()
-            sys.stderr.write(escaped(f"{self.title}: {self.done_bytes:,} of {self.total_bytes:,} bytes") + "\n")
-            sys.stderr.flush()
+            tell(f"{self.title}: {self.done_bytes:,} of {self.total_bytes:,} bytes")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            self._bar.close()
+            with contextlib.suppress(OSError):
+                self._bar.close()
+
+
+def tell(line: str) -> None:
+    """Print a line for people; that nobody reads it is no failure of a command."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(escaped(line) + "\n")
+        sys.stderr.flush()
 
 
 def escaped(text: str) -> str:

@@ -12,10 +12,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from operators.errors import ArchiveError, StoreError
-from pipeline.progress import Progress, escaped
+from pipeline.progress import Progress, escaped, tell
 from pipeline.summary import Summary
 
 SHOWN_CHARACTERS = 200
+
+
+class ReaderGoneError(Exception):
+    """Nobody reads standard output any more, as in ``brevis cat ... | head``: not a fault."""
 
 
 class Report:
@@ -31,7 +35,7 @@ class Report:
     def say(self, text: str) -> None:
         """Print a line for people."""
         if not self.quiet:
-            _tell(text)
+            tell(text)
 
     def give(self, content: Any, lines: Sequence[str]) -> None:
         """Print the result: `content` as JSON, or `lines`."""
@@ -44,10 +48,11 @@ class Report:
 
     def error(self, error: ArchiveError, seconds: float) -> None:
         """Print why the command failed."""
-        _tell(f"brevis: {error}")
+        tell(f"brevis: {error}")
         if self.json:
             failure = {"kind": error.kind, "message": str(error), "next_step": error.next_step}
-            self._give_json({"error": failure, "seconds": round(seconds, 3)})
+            with contextlib.suppress(StoreError, ReaderGoneError):  # the exit code tells
+                self._give_json({"error": failure, "seconds": round(seconds, 3)})
 
     def _give_json(self, content: Any) -> None:
         with output():
@@ -69,7 +74,7 @@ class Report:
             )
         for failure in summary.failures:
             told = failure.message.startswith(failure.key)  # an error mostly begins with where it happened
-            _tell(f"failed: {failure.message}" if told else f"failed: {failure.key}: {failure.message}")
+            tell(f"failed: {failure.message}" if told else f"failed: {failure.key}: {failure.message}")
         self.give(summary.as_json(), [summary.text()])
 
 
@@ -96,20 +101,16 @@ def drop_output() -> None:
 
 @contextlib.contextmanager
 def output() -> Iterator[None]:
-    """Turn an OSError of standard output into a StoreError, unless its reader has gone."""
+    """Turn an OSError of standard output into a StoreError, or a ReaderGoneError."""
     try:
         yield
-    except BrokenPipeError:
-        raise
+    except BrokenPipeError as error:
+        drop_output()
+        raise ReaderGoneError from error
     except OSError as error:
         drop_output()
         step = "give it room; what the command wrote elsewhere, or committed, stays"
         raise StoreError("an output that takes the result", os.strerror(error.errno or 0), "stdout", step) from error
-
-
-def _tell(line: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it, which is no failure of the command
-        _write(sys.stderr, line)
 
 
 def _write(stream: TextIO, line: str) -> None:

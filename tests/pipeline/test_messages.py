@@ -174,6 +174,19 @@ def test_messages_without_room_are_no_failure(source: Path, tmp_path: Path) -> N
     assert (told.returncode, json.loads(told.stdout)["snapshot"]) == (0, "llama/1")  # which the first has committed
 
 
+def test_a_reader_of_messages_that_goes_ends_nothing(source: Path, tmp_path: Path) -> None:
+    """`brevis archive -v 2>&1 >/dev/null | head`: the run goes on, and its exit code is that of the run."""
+    read, write_end = os.pipe()
+    os.close(read)
+    with os.fdopen(write_end, "w") as gone:
+        told = standing(
+            "archive", source, tmp_path / "vault", *QUICK, "-v", "--json", stdout=subprocess.PIPE, stderr=gone
+        )
+        assert (told.returncode, json.loads(told.stdout)["snapshot"]) == (0, "llama/1")
+        told = standing("archive", tmp_path / "none", tmp_path / "vault", "-v", stdout=gone, stderr=gone)
+        assert told.returncode == 1
+
+
 @pytest.mark.parametrize("closed", [(1,), (2,), (1, 2)])
 def test_closed_streams_lead_nowhere(source: Path, tmp_path: Path, closed: tuple[int, ...]) -> None:
     words = ["archive", str(source), str(tmp_path / "vault"), *QUICK, "--no-progress", "--json"]
