@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from types import TracebackType
@@ -58,8 +59,11 @@ class Progress:
     def note(self, text: str) -> None:
         """Say what became of an item, where the user wants to know."""
         if self.verbose:
-            with contextlib.suppress(OSError):
-                tqdm.write(escaped(f"{self.title}: {text}"), file=sys.stderr)
+            if self._bar is None:
+                tell(f"{self.title}: {text}")
+            else:
+                with contextlib.suppress(OSError):
+                    tqdm.write(escaped(f"{self.title}: {text}"), file=sys.stderr)
 
     def add(self, n_bytes: int) -> None:
         """Count `n_bytes` more."""
@@ -82,9 +86,11 @@ class Progress:
 
 def tell(line: str) -> None:
     """Print a line for people; that nobody reads it is no failure of a command."""
-    with contextlib.suppress(OSError):
+    try:
         sys.stderr.write(escaped(line) + "\n")
         sys.stderr.flush()
+    except OSError:  # what the buffer still holds would change the exit code at the end of the process
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def escaped(text: str) -> str:

@@ -161,7 +161,7 @@ def test_a_run_killed_at_any_call_leaves_the_old_state_or_the_new() -> None:
 
 def test_the_sweep_notices_a_snapshot_before_its_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     publish_before_manifest(monkeypatch)
-    with pytest.raises((AssertionError, NotFoundError)):
+    with pytest.raises((AssertionError, DamageError)):
         sweep()
 
 
