@@ -240,6 +240,19 @@ def load_snapshot(store: SourceStore, checkpoint: str, seq: int) -> Snapshot:
     return snapshot
 
 
+def each_snapshot(
+    store: SourceStore, checkpoint: str, numbers: Iterable[int]
+) -> Iterator[tuple[int, Snapshot | DamageError]]:
+    """Yield snapshots of a checkpoint by their numbers, or what is wrong with one; those that went meanwhile, not."""
+    for seq in numbers:
+        try:
+            yield seq, load_snapshot(store, checkpoint, seq)
+        except DamageError as error:
+            yield seq, error
+        except ArchiveNotFoundError:
+            continue  # a prune was here
+
+
 def find_snapshot(store: SourceStore, name: str | None = None, as_of: str | None = None) -> Snapshot:
     """Return the snapshot that a user names as ``CHECKPOINT`` (its newest) or ``CHECKPOINT/SEQ``.
 

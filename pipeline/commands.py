@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from configs.loader import RAY_BYTES, Run, load_run
 from operators.errors import (
-    ArchiveNotFoundError,
     DamageError,
     NothingMatchedError,
     UsageError,
 )
 from pipeline.archive import (
     checkpoints,
+    each_snapshot,
     find_snapshot,
     latest_time,
     load_manifest,
-    load_snapshot,
     open_archive,
     refuse_own_folders,
 )
@@ -249,15 +248,11 @@ def listing(arguments: argparse.Namespace, report: Report) -> int:
     lines = []
     for checkpoint, numbers in checkpoints(store).items():
         tags = tags_of(store, checkpoint)
-        for number in numbers:
-            try:
-                snapshot = load_snapshot(store, checkpoint, number)
-            except DamageError as error:
-                found.append({"snapshot": f"{checkpoint}/{number}", "damaged": str(error)})
-                lines.append(f"{checkpoint}/{number}  damaged: {error}")
+        for number, snapshot in each_snapshot(store, checkpoint, numbers):
+            if isinstance(snapshot, DamageError):
+                found.append({"snapshot": f"{checkpoint}/{number}", "damaged": str(snapshot)})
+                lines.append(f"{checkpoint}/{number}  damaged: {snapshot}")
                 continue
-            except ArchiveNotFoundError:
-                continue  # a prune was here
             if latest is not None and snapshot.time > latest:
                 continue
             totals = snapshot.totals

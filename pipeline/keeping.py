@@ -10,7 +10,7 @@ from typing import Any
 
 from configs.loader import Run
 from operators.errors import ArchiveNotFoundError, DamageError, NotFoundError, NothingMatchedError, UsageError
-from pipeline.archive import checkpoints, load_snapshot, manifest_bytes, open_archive
+from pipeline.archive import checkpoints, each_snapshot, load_snapshot, manifest_bytes, open_archive
 from pipeline.garbage import HOUR, Collected, collect, mark
 from pipeline.locations import open_store
 from pipeline.rebuild import (
@@ -135,9 +135,11 @@ def rebuild(arguments: argparse.Namespace, run: Run, report: Report) -> int:
 def _rebuild_manifests(store: Store, packs: Packs, report: Report) -> int:
     rebuilt, failures = [], []
     for checkpoint, numbers in checkpoints(store).items():
-        for seq in numbers:
+        for seq, snapshot in each_snapshot(store, checkpoint, numbers):
+            if isinstance(snapshot, DamageError):
+                failures.append(Failed.of(f"{checkpoint}/{seq}", snapshot))
+                continue
             try:
-                snapshot = load_snapshot(store, checkpoint, seq)
                 with contextlib.suppress(DamageError, NotFoundError):
                     manifest_bytes(store, snapshot)
                     continue
@@ -145,8 +147,6 @@ def _rebuild_manifests(store: Store, packs: Packs, report: Report) -> int:
                 rebuilt.append(snapshot.name)
             except (DamageError, NotFoundError) as error:
                 failures.append(Failed.of(f"{checkpoint}/{seq}", error))
-            except ArchiveNotFoundError:
-                continue  # a prune was here
     runs = [find_lost(store, name) for name in lost_runs(store)]
     report.give(
         {

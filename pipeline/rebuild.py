@@ -21,7 +21,7 @@ from pipeline.archive import (
     check_tiles,
     checkpoints,
     each,
-    load_snapshot,
+    each_snapshot,
     manifest_bytes,
     manifest_key,
     missing_packs,
@@ -128,11 +128,9 @@ def lost_runs(store: SourceStore) -> list[str]:
     """Return the runs with receipts that no readable snapshot names."""
     named = set()
     for checkpoint, numbers in checkpoints(store).items():
-        for seq in numbers:
-            try:
-                named.add(load_snapshot(store, checkpoint, seq).run)
-            except (DamageError, ArchiveNotFoundError):
-                continue  # its run is lost, until it is restored
+        for _, snapshot in each_snapshot(store, checkpoint, numbers):
+            if not isinstance(snapshot, DamageError):  # else its run is lost, until it is restored
+                named.add(snapshot.run)
     found = {match[1] for info in store.list("runs/") if (match := _RUN.match(info.key))}
     return sorted(found - named)
 

@@ -21,9 +21,9 @@ from configs.loader import canonical_json
 from operators.errors import ArchiveNotFoundError, ConflictError, DamageError, DigestError, FormatError, NotFoundError
 from pipeline.archive import (
     SNAPSHOT_BYTES_MAX,
+    each_snapshot,
     escape,
     load_manifest,
-    load_snapshot,
     manifest_key,
     missing_packs,
     pack_sizes,
@@ -123,15 +123,14 @@ def read_kept(store: SourceStore, checkpoint: str) -> list[Kept]:
     """Return what `decide_kept` needs to know of the snapshots of a checkpoint."""
     tags = tags_of(store, checkpoint)
     found = []
-    for seq in snapshot_numbers(store, checkpoint):
+    for seq, snapshot in each_snapshot(store, checkpoint, snapshot_numbers(store, checkpoint)):
         mine = frozenset(tags.get(seq, ()))
         try:
-            snapshot = load_snapshot(store, checkpoint, seq)
+            if isinstance(snapshot, DamageError):
+                raise snapshot
             datetime.fromisoformat(snapshot.time)
         except (DamageError, ValueError):
             found.append(Kept(checkpoint, seq, "", mine, complete=False))
-        except ArchiveNotFoundError:
-            continue  # another prune was here
         else:
             found.append(Kept(checkpoint, seq, snapshot.time, mine, not snapshot.failures))
     return found

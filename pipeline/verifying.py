@@ -18,9 +18,9 @@ from operators.errors import (
 )
 from pipeline.archive import (
     checkpoints,
+    each_snapshot,
     find_snapshot,
     load_manifest,
-    load_snapshot,
     missing_packs,
     open_archive,
     pack_sizes,
@@ -124,13 +124,11 @@ def _snapshots(store: SourceStore, name: str | None, summary: Summary, *, every:
     if not known:
         raise ArchiveNotFoundError("a snapshot", "none", store.url, "nothing was committed yet")
     for checkpoint, numbers in known.items():
-        for number in numbers if every else numbers[-1:]:
-            try:
-                yield load_snapshot(store, checkpoint, number)
-            except DamageError as error:
-                summary.failures.append(Failed.of(f"{checkpoint}/{number}", error))
-            except ArchiveNotFoundError:
-                continue  # a prune was here
+        for number, snapshot in each_snapshot(store, checkpoint, numbers if every else numbers[-1:]):
+            if isinstance(snapshot, DamageError):
+                summary.failures.append(Failed.of(f"{checkpoint}/{number}", snapshot))
+            else:
+                yield snapshot
 
 
 def _filtered(arguments: argparse.Namespace) -> bool:
