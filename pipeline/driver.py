@@ -19,7 +19,6 @@ from operators.errors import (
     ArchiveError,
     ChangedError,
     DamageError,
-    NotFoundError,
     NothingMatchedError,
     StoreError,
     UsageError,
@@ -253,7 +252,7 @@ class ArchiveRun:
             return []  # under another recipe all is stored again
         try:
             rows = load_manifest(self.archive, snapshot)
-        except (DamageError, NotFoundError):
+        except DamageError:
             return []  # which `Earlier` tells
         job = VerifyJob(self.order.archive_url, dict(self.config.run.storage_options), "bytes")
         return damaged_packs(job, rows, executor)

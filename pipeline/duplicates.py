@@ -20,7 +20,7 @@ from itertools import groupby
 
 import numpy as np
 
-from operators.errors import DamageError, NotFoundError
+from operators.errors import DamageError
 from pipeline.archive import load_manifest, manifest_key, missing_packs, pack_sizes
 from pipeline.commit import Base
 from pipeline.packs import pack_key
@@ -83,7 +83,7 @@ class Earlier:
             rows = load_manifest(store, snapshot)
             sizes = pack_sizes(rows)
             missing = missing_packs(store, sizes)
-        except (DamageError, NotFoundError) as error:
+        except DamageError as error:
             return cls(lost=(Finding(manifest_key(snapshot.manifest), error.kind, str(error)),))
         lost = {finding.key: finding for finding in (*damaged, *missing)}
         by_file = {key: group for (key,), group in rows.by("file")}
