@@ -90,7 +90,14 @@ def tell(line: str) -> None:
         sys.stderr.write(escaped(line) + "\n")
         sys.stderr.flush()
     except OSError:  # what the buffer still holds would change the exit code at the end of the process
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        lead_nowhere(2)
+
+
+def lead_nowhere(number: int) -> None:
+    """Let a standard stream lead nowhere from here on, with what it still holds."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 def escaped(text: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from operators.errors import ArchiveError, StoreError
-from pipeline.progress import Progress, escaped, tell
+from pipeline.progress import Progress, escaped, lead_nowhere, tell
 from pipeline.summary import Summary
 
 SHOWN_CHARACTERS = 200
@@ -94,21 +94,16 @@ def prepare_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def drop_output() -> None:
-    """Let standard output lead nowhere from here on, with what it still holds."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
 @contextlib.contextmanager
 def output() -> Iterator[None]:
     """Turn an OSError of standard output into a StoreError, or a ReaderGoneError."""
     try:
         yield
     except BrokenPipeError as error:
-        drop_output()
+        lead_nowhere(1)
         raise ReaderGoneError from error
     except OSError as error:
-        drop_output()
+        lead_nowhere(1)
         step = "give it room; what the command wrote elsewhere, or committed, stays"
         raise StoreError("an output that takes the result", os.strerror(error.errno or 0), "stdout", step) from error
 
